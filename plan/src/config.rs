@@ -7,6 +7,7 @@
 mod words;
 
 mod compile;
+mod conformer;
 mod decoder;
 mod documents;
 mod encoder;
@@ -33,12 +34,14 @@ mod routing;
 mod row_shortage;
 mod sound;
 mod stages;
+mod subsampling;
 mod tokens;
 mod train;
 mod vision;
 
 use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
+pub use conformer::{Conformer, ConvolutionNorm, Distances};
 pub(crate) use decoder::ExpertCode;
 pub use decoder::{
     Activation, AttnImplementation, Head, ImagePooling, Implementation, LayerType, Norm,
@@ -74,6 +77,7 @@ pub use row_shortage::RowShortage;
 use serde::Serialize;
 pub use sound::Sound;
 pub use stages::{Stage, Stages};
+pub use subsampling::Subsampling;
 pub use tokens::TokenWidth;
 pub(crate) use train::chunk_by_size;
 pub use train::{

@@ -256,8 +256,8 @@ pub fn graph(scenario: &Scenario) -> ModelGraph {
 
 /// Traces the forward graph of a declared model.
 pub(crate) fn graph_of(scenario: &Scenario, model: Declared) -> ModelGraph {
-    let inner = decoder::vision::scenario(scenario);
-    let mut b = Builder::new(scenario, inner.as_ref(), model.tree);
+    let parts = decoder::vision::scenarios(scenario);
+    let mut b = Builder::new(scenario, parts.each_ref().map(Option::as_ref), model.tree);
     model.code.forward(&mut b);
     b.finish()
 }

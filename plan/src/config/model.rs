@@ -1,10 +1,10 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, AttnImplementation, Experts, Head, ImagePooling,
-    Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv,
-    PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual, RopeScaling, Rwkv, SharedBlock,
-    Sound, Ssm, Stages, TextEncoder, Vision,
+    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Experts, Head,
+    ImagePooling, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
+    PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual, RopeScaling, Rwkv,
+    SharedBlock, Sound, Ssm, Stages, TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -182,6 +182,9 @@ pub struct ModelOptions {
     /// Rows of a table of relative positions that each layer projects to queries and keys
     /// (DeBERTa); 0: no such table.
     pub disentangled_rows: u64,
+    /// Each layer has separate projections for this table, which is not normalized. If false, it is
+    /// normalized, and projected like queries and keys (DeBERTa v2).
+    pub disentangled_projections: bool,
     /// Width of token embeddings, which a linear layer projects to the width of the model; `None`:
     /// the width of the model.
     pub embedding_width: Option<u64>,
@@ -189,6 +192,9 @@ pub struct ModelOptions {
     pub reconstruction: Option<Reconstruction>,
     /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
     pub sound: Option<Sound>,
+    /// Blocks with attention and a convolution; `None`: blocks with attention and a feed-forward
+    /// layer.
+    pub conformer: Option<Conformer>,
     /// Norm of queries, keys and the last rows, if it differs from that of blocks (ESMC).
     pub inner_norm: Option<Norm>,
     /// Rotary embeddings are stored as a frozen table of parameters (RoFormer).
@@ -285,6 +291,8 @@ pub struct ModelOptions {
     pub relative_bias_per_layer: bool,
     /// Vision tower and projector.
     pub vision: Option<Vision>,
+    /// Second tower and projector, of sounds.
+    pub audio: Option<Vision>,
     /// Patches per sample, in place of those of `vision`, which has the same number.
     pub vision_patches: Option<u64>,
     /// Keys for latent attention.
@@ -305,6 +313,11 @@ impl ModelOptions {
     pub(crate) fn attends_to_memory(&self) -> bool {
         let instead = self.layer_types.contains(&LayerType::Cross);
         self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
+    }
+
+    /// Returns the towers.
+    pub(crate) fn towers(&self) -> impl Iterator<Item = &Vision> {
+        self.vision.iter().chain(&self.audio)
     }
 
     /// Returns the tower whose rows the blocks attend to, if there is one.
@@ -364,9 +377,11 @@ impl Default for ModelOptions {
             output_rank: 1024,
             compress_rates: Vec::new(),
             disentangled_rows: 0,
+            disentangled_projections: false,
             embedding_width: None,
             reconstruction: None,
             sound: None,
+            conformer: None,
             inner_norm: None,
             rotary_table: false,
             plain_first_block: false,
@@ -412,6 +427,7 @@ impl Default for ModelOptions {
             relative_buckets: 0,
             relative_bias_per_layer: false,
             vision: None,
+            audio: None,
             vision_patches: None,
             latent: Latent::default(),
             per_layer: PerLayer::default(),

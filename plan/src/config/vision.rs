@@ -1,8 +1,8 @@
 //! Towers before language models, which encode images or audio.
 
 use super::{
-    Activation, Bias, Family, Head, LayerType, Model, ModelOptions, Norm, NormPosition, PackedQkv,
-    PositionEmbedding, QkNorm,
+    Activation, Bias, Conformer, Family, Head, LayerType, Model, ModelOptions, Norm, NormPosition,
+    PackedQkv, PositionEmbedding, QkNorm, Subsampling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,9 +47,15 @@ pub struct Vision {
     pub layer_scale: bool,
     /// Queries and keys are rotated.
     pub rotary: bool,
+    /// Blocks with attention and a convolution.
+    pub conformer: Option<Conformer>,
+    /// Number of rows that attend to each other (Qwen2.5-Omni); `None`: all.
+    pub attention_chunk: Option<u64>,
     /// Mel bins of audio frames, which two convolutions reduce to half as many rows (Whisper); 0:
     /// image patches.
     pub mel_bins: u64,
+    /// Convolutions over frames and mel bins in place of these two.
+    pub subsampling: Option<Subsampling>,
     /// Number of values in a patch.
     pub patch_dim: u64,
     /// The projection of patches has a bias.
@@ -60,6 +66,8 @@ pub struct Vision {
     pub positions: u64,
     /// The position table is frozen.
     pub fixed_positions: bool,
+    /// Sines and cosines of the positions are added, which are not parameters.
+    pub sinusoids: bool,
     /// A class token comes before the patches, or before those of each tile.
     pub class_token: bool,
     /// Number of tiles into which the patches of an image are divided (Llama 3.2 Vision).
@@ -95,6 +103,8 @@ pub struct Vision {
     /// Widths of layers that project each patch before patches are merged, with activations between
     /// them (MiniMax-M3); empty: the projector reads the tower's rows.
     pub patch_layers: Vec<u64>,
+    /// These layers have a bias; `None`: if the projector's layers have one.
+    pub patch_layer_bias: Option<bool>,
     /// Widths of the projector's layers before the last one, which has the width of the language
     /// model.
     pub projector_layers: Vec<u64>,
@@ -111,6 +121,9 @@ pub struct Vision {
     /// Number of learned rows that attend to the rows of the image and replace them in the language
     /// model (Idefics2); 0: none.
     pub latents: u64,
+    /// Rows of the image that the learned rows attend to at a time, which they do for each such
+    /// window (Granite Speech); 0: all.
+    pub latent_window: u64,
     /// Width of the learned rows in a Q-Former, which are projected to the width of the language
     /// model (BLIP-2); 0: the width of the language model.
     pub latent_width: u64,
@@ -133,6 +146,8 @@ pub struct Vision {
     pub separators: u64,
     /// A learned row follows the rows of the image (LLaVA-NeXT).
     pub newline: bool,
+    /// Rows of a table of the width of the language model that nothing reads (Qwen2.5-Omni).
+    pub unused_rows: u64,
     /// Blocks whose results have separate projectors, whose outputs are added to the hidden states
     /// of the first layers of the language model (Qwen3-VL).
     pub deepstack: Vec<u64>,
@@ -189,12 +204,16 @@ impl Default for Vision {
             packed_qkv: false,
             layer_scale: false,
             rotary: false,
+            conformer: None,
+            attention_chunk: None,
             mel_bins: 0,
+            subsampling: None,
             patch_dim: 768,
             patch_bias: true,
             patches: 196,
             positions: 196,
             fixed_positions: false,
+            sinusoids: false,
             class_token: false,
             tiles: 1,
             tile_rows: 0,
@@ -210,12 +229,14 @@ impl Default for Vision {
             pool: false,
             projector_norm: ProjectorNorm::None,
             patch_layers: Vec::new(),
+            patch_layer_bias: None,
             projector_layers: Vec::new(),
             projector_inputs: Vec::new(),
             projector_halves: false,
             projector_bias: true,
             projector_gate: 0,
             latents: 0,
+            latent_window: 0,
             latent_width: 0,
             latent_cross: 2,
             latent_ffn: 4096,
@@ -226,6 +247,7 @@ impl Default for Vision {
             latent_heads: vec![16, 4, 96],
             separators: 0,
             newline: false,
+            unused_rows: 0,
             deepstack: Vec::new(),
         }
     }
@@ -235,7 +257,10 @@ impl Vision {
     /// Returns the number of audio frames per sample that the convolutions read.
     #[must_use]
     pub fn frames(&self) -> u64 {
-        2 * self.patches
+        match &self.subsampling {
+            Some(of) => of.chunks(self.patches).iter().product(),
+            None => 2 * self.patches,
+        }
     }
 
     /// Returns the number of rows per sample that the tower's blocks process.
@@ -259,7 +284,16 @@ impl Vision {
         self.projected() + u64::from(self.newline)
     }
 
-    /// Returns the number of rows per sample that the layers of a Q-Former process: learned rows
+    /// Returns the number of windows of rows that the learned rows attend to one after the other.
+    #[must_use]
+    pub(crate) fn windows(&self) -> u64 {
+        match self.latent_window {
+            0 => 1,
+            window => self.rows().div_ceil(window),
+        }
+    }
+
+    /// Returns the number of rows per window that the layers of a Q-Former process: learned rows
     /// and tokens of a text.
     #[must_use]
     pub(crate) fn latent_rows(&self) -> u64 {
@@ -273,7 +307,7 @@ impl Vision {
     #[must_use]
     pub(crate) fn projected(&self) -> u64 {
         match self.tile_rows {
-            _ if self.latents > 0 => self.latents,
+            _ if self.latents > 0 => self.latents * self.windows(),
             0 => self.patches / self.merge.max(1) + self.separators,
             _ => self.tiles * self.of_tile(),
         }
@@ -294,8 +328,9 @@ impl Vision {
             (LayerType::FullGated, self.gated_layers),
         ];
         let blocks = types.map(|(kind, n)| vec![kind; n as usize]);
-        match self.gated_layers {
-            0 => Vec::new(),
+        match (self.gated_layers, self.attention_chunk) {
+            (0, Some(_)) => vec![LayerType::Chunked],
+            (0, None) => Vec::new(),
             _ => blocks.concat(),
         }
     }
@@ -341,8 +376,10 @@ impl Vision {
                 },
                 key_bias: self.key_bias,
                 layer_types: self.layer_types(),
+                attention_chunk: self.attention_chunk,
                 patch_dim: self.patch_dim,
                 layer_scale: self.layer_scale,
+                conformer: self.conformer.clone(),
                 head: Head::None,
                 ..ModelOptions::default()
             },

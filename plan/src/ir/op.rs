@@ -826,4 +826,32 @@ ops! {
         /// As in the forward op.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
+    /// `x, w -> y`: two-dimensional convolution, with zero padding as the shape of the result
+    /// requires. `x` is `[images, in, height, width]`, `w` is `[out, in / groups, kernel, kernel]`.
+    Conv2d {
+        /// Kernel edge.
+        kernel: u64 = 3,
+        /// Positions from one result to the next, in both dimensions.
+        stride: u64 = 2,
+    };
+    /// `d_y, w -> d_x` of [`Conv2d`].
+    Conv2dGradInput {
+        /// As in the forward op.
+        kernel: u64 = 3,
+        /// As in the forward op.
+        stride: u64 = 2,
+    };
+    /// `d_y, x -> d_w` of [`Conv2d`].
+    Conv2dGradWeight {
+        /// As in the forward op.
+        kernel: u64 = 3,
+        /// As in the forward op.
+        stride: u64 = 2,
+    };
+    /// `x, w, bias -> y, stats`: normalizes each channel over all samples and positions.
+    /// `x` is `[samples, channels, positions]`, `stats` is `[2, channels]`: means and inverse
+    /// deviations.
+    BatchNorm;
+    /// `d_y, x, w, bias, stats -> d_x, d_w, d_bias` of [`BatchNorm`].
+    BatchNormGrad;
 }

@@ -14,11 +14,22 @@ use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
 use smallvec::SmallVec;
 
+/// A part of a model whose code sees a scenario of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The tower `vision`, an encoder, or a decoder of images.
+    First,
+    /// The tower `audio`.
+    Audio,
+}
+
+/// What the code of each [`Part`] sees in place of the scenario.
+pub(crate) type Parts<S> = [Option<S>; 2];
+
 /// A graph under construction.
 pub(crate) struct Builder<'s> {
     pub(crate) s: &'s Scenario,
-    /// What the code of a part of the model sees in place of `s`.
-    inner: Option<&'s Scenario>,
+    parts: Parts<&'s Scenario>,
     pub(crate) tree: Tree,
     pub(crate) g: Graph,
     pub(crate) params: Vec<ValueId>,
@@ -30,8 +41,8 @@ pub(crate) struct Builder<'s> {
 }
 
 impl<'s> Builder<'s> {
-    /// Starts a graph; `inner` is what the code of a part of the model sees in place of `s`.
-    pub(crate) fn new(s: &'s Scenario, inner: Option<&'s Scenario>, tree: Tree) -> Self {
+    /// Starts a graph.
+    pub(crate) fn new(s: &'s Scenario, parts: Parts<&'s Scenario>, tree: Tree) -> Self {
         let mut g = Graph::default();
         let recipe = recipes::of(&s.precision);
         let params = tree
@@ -53,7 +64,7 @@ impl<'s> Builder<'s> {
         g.compiled = compiled(s, &tree);
         Self {
             s,
-            inner,
+            parts,
             tree,
             g,
             params,
@@ -74,10 +85,10 @@ impl<'s> Builder<'s> {
         self.s.train.seq_len
     }
 
-    /// Runs the code of the part of the model that has a scenario of its own.
-    pub(crate) fn inside<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
+    /// Runs the code of a part of the model.
+    pub(crate) fn inside<T>(&mut self, part: Part, f: impl FnOnce(&mut Self) -> T) -> T {
         let outer = self.s;
-        self.s = self.inner.unwrap_or(outer);
+        self.s = self.parts[part as usize].unwrap_or(outer);
         let out = f(self);
         self.s = outer;
         out

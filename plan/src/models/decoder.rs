@@ -7,6 +7,7 @@
 mod altup;
 mod attention;
 mod bias_gate;
+mod conformer;
 mod contrast;
 mod convolve;
 mod dense_and_experts;
@@ -42,13 +43,14 @@ mod shortcut;
 mod sound;
 pub(super) mod spec;
 mod streams;
+mod subsampling;
 mod summary;
 mod tiles;
 mod types;
 pub(super) mod vision;
 
 use super::Forward;
-use super::build::Builder;
+use super::build::{Builder, Part};
 use super::declare::{Declare, Layer, Order, ROOT};
 use super::implementation::Masks;
 use super::loss;
@@ -60,6 +62,7 @@ use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, MoeStage, OpKind, Real, op};
 use altup::AltUp;
 use attention::{Around, Attention, Locals};
+use conformer::Conformer;
 use dense_and_experts::DenseAndExperts;
 use disentangled::Relative;
 use embedding::Embedding;
@@ -85,6 +88,7 @@ use vision::Tower;
 
 pub(super) struct Decoder {
     vision: Option<Tower>,
+    audio: Option<Tower>,
     encoder: Option<Encoder>,
     bias: Option<RelativeBias>,
     relative: Option<Relative>,
@@ -130,6 +134,8 @@ struct Block {
     altup: Option<AltUp>,
     /// What embedded tokens of the block's own add.
     input: Option<LayerInput>,
+    /// Attention and a convolution, in place of all others.
+    conformer: Option<Conformer>,
 }
 
 /// What all blocks read.
@@ -355,7 +361,10 @@ impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
         let names = names::of(m);
-        let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
+        let vision = o.vision.as_ref();
+        let vision = vision.map(|of| Tower::new(d, m, of, Part::First));
+        let audio = o.audio.as_ref();
+        let audio = audio.map(|of| Tower::new(d, m, of, Part::Audio));
         let embedding = Embedding::new(d, &names, m);
         let layer_embedding = LayerEmbedding::new(d, m);
         let encoder = m.text_encoder();
@@ -419,6 +428,7 @@ impl Decoder {
         let output = Output::new(d, embedding.tokens(), &names, m);
         Self {
             vision,
+            audio,
             encoder,
             bias,
             relative,
@@ -467,9 +477,28 @@ impl Decoder {
 impl Block {
     /// Declares the contents of a block; `m` is the model as the layer has it.
     fn new(d: &mut Declare, module: ModuleId, m: &Model, layer: usize) -> Self {
+        if let Some(conformer) = Conformer::new(d, module, m, layer) {
+            return Self {
+                module,
+                layer,
+                bias: None,
+                shared: None,
+                mixer: None,
+                cross: None,
+                mlp: None,
+                shortcut: None,
+                scales: None,
+                gates: None,
+                streams: None,
+                altup: None,
+                input: None,
+                conformer: Some(conformer),
+            };
+        }
         Self {
             module,
             layer,
+            conformer: None,
             bias: (m.options.relative_bias_per_layer)
                 .then(|| RelativeBias::new(d, module, m))
                 .flatten(),
@@ -503,6 +532,9 @@ impl Block {
         by: Surroundings,
         carried: &mut Carried,
     ) -> ValueId {
+        if let Some(conformer) = &self.conformer {
+            return conformer.forward(b, x, by.ropes.map(|r| r.full));
+        }
         if let Some(altup) = &self.altup {
             return self.alternating(b, altup, x, by, carried);
         }
@@ -797,6 +829,7 @@ impl Forward for Decoder {
             }
         };
         let images = self.vision.as_ref().map(|tower| tower.forward(b));
+        let sounds = self.audio.as_ref().map(|tower| tower.forward(b));
         let ropes = Self::ropes(b, ["rope_cos", "rope_sin"]);
         let mut h = self.embedding.forward(b, ids);
         if let Some(norm) = self.embedding_norm {
@@ -810,7 +843,13 @@ impl Forward for Decoder {
         let compares = b.s.model.options.head == Head::Contrastive;
         let image = images.as_ref().filter(|_| compares).map(|i| i.rows);
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
-            h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
+            h = b.within(ROOT, |b| {
+                let rows = match &sounds {
+                    Some(sounds) => b.g.cat(&[images.rows, sounds.rows], 1),
+                    None => images.rows,
+                };
+                with_first(b, h, |_, _| rows, rows)
+            });
         }
         let own = self.layer_embedding.as_ref().zip(ids);
         let rows = own.map(|(of, ids)| of.forward(b, ids, h));
@@ -821,7 +860,7 @@ impl Forward for Decoder {
             let (batch, seq) = (b.batch(), b.seq());
             let ids = b.constant("encoder_tokens", &[batch, seq], DType::I64, true);
             let x = match encoder.embedding() {
-                Some(own) => b.inside(|b| own.forward(b, ids)),
+                Some(own) => b.inside(Part::First, |b| own.forward(b, ids)),
                 None => self.embedding.forward(b, Some(ids)),
             };
             encoder.forward(b, x)

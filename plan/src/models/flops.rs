@@ -44,6 +44,7 @@ impl Backward {
                     Act::Compute(
                         OpKind::Attention(_)
                         | OpKind::FlexAttention(_)
+                        | OpKind::BiasedAttention(_)
                         | OpKind::SinkAttention(_)
                         | OpKind::DocumentAttention(_),
                     ),
@@ -94,6 +95,14 @@ fn weight(p: &Param) -> &[u64] {
     p.packed.as_ref().map_or(&p.shape, |packed| &packed.shape)
 }
 
+/// Parameters of distances in attention, whose arithmetic is counted with that of attention, and
+/// biases that have two dimensions.
+const OF_DISTANCES: [&str; 3] = [
+    ".attention.distances.weight",
+    ".attention.bias_u.weight",
+    ".attention.bias_v.weight",
+];
+
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
@@ -105,8 +114,12 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let images = spec.inputs == Inputs::Images;
     let tokens = if images { b } else { b * t };
     // A tied table multiplies once, as the head; an untied embedding table never does.
-    let of_tower =
-        |name: &str| name == "vision.positions.weight" || name.starts_with("vision.tiles.");
+    let of_tower = |name: &str| {
+        let inner = name.strip_prefix("vision.");
+        let inner = inner.or_else(|| name.strip_prefix("audio."));
+        let tables = ["positions.weight", "unused.weight"];
+        inner.is_some_and(|inner| tables.contains(&inner) || inner.starts_with("tiles."))
+    };
     let is_table = |name: &str| {
         name.starts_with("tok_embeddings.")
             || name.starts_with("encoder.tok_embeddings.")
@@ -116,6 +129,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             || name.starts_with("vision.qformer.positions.")
             || name == "layer_embeddings.table.weight"
             || name.ends_with(".attention.bias.weight")
+            || OF_DISTANCES.iter().any(|end| name.ends_with(end))
             || of_tower(name)
     };
     // Blocks may share the weights of one.
@@ -147,6 +161,9 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let forward = |layer: usize| {
         let of = m.of_layer(layer);
         let crosses = m.layer_type(layer) == LayerType::Cross;
+        if let Some(conformer) = &m.options.conformer {
+            return conformer.attention_flops(m, [b, t]);
+        }
         if of.kv_heads == 0 {
             return state_flops(m, layer) * tokens;
         }
@@ -186,7 +203,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         Flops(
             matmul
                 + attention
-                + vision_attention(m, b)
+                + m.options
+                    .towers()
+                    .map(|of| tower_attention(m, of, b))
+                    .sum::<u64>()
                 + encoder_attention(m, run, (b, t))
                 + reconstruction_attention(m, b),
         ),
@@ -240,20 +260,22 @@ fn stage_attention(of: &Stages, layers: &[usize], batch: u64) -> u64 {
     3 * layers.iter().map(forward).sum::<u64>()
 }
 
-/// Counts the arithmetic of the attention of a vision tower, in forward and backward.
-fn vision_attention(m: &Model, batch: u64) -> u64 {
-    let Some(of) = &m.options.vision else {
-        return 0;
-    };
+/// Counts the arithmetic of the attention of a tower, in forward and backward.
+fn tower_attention(m: &Model, of: &Vision, batch: u64) -> u64 {
     let kv_heads = of.kv_heads.unwrap_or(of.heads);
     let head_dim = of.hidden / of.heads.max(1);
     let shape = AttentionShape::new([batch, of.heads, kv_heads, of.rows(), head_dim], false);
     let heads = |n: usize| of.latent_heads.get(n).copied().unwrap_or(1);
+    let seen = match of.latent_window {
+        0 => of.rows(),
+        window => window,
+    };
     let latents = AttentionShape {
+        batch: batch * of.windows(),
         heads: heads(0),
         kv_heads: heads(1),
         seq: of.latents,
-        memory: Some(of.rows() + of.latents),
+        memory: Some(seen + of.latents),
         head_dim: heads(2),
         ..shape
     };
@@ -266,14 +288,23 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
                 ..latents
             };
             let cross = AttentionShape {
-                memory: Some(of.rows()),
+                memory: Some(seen),
                 ..latents
             };
             let crossing = of.latent_layers.div_ceil(of.latent_cross.max(1));
             of.latent_layers * own.flops(false) + crossing * cross.flops(false)
         }
     };
-    3 * ((of.layers + of.gated_layers) * shape.flops(false) + of_latents)
+    let chunk = of.attention_chunk.filter(|chunk| *chunk < of.rows());
+    let own = match chunk {
+        Some(chunk) => shape.within(Documents::NONE.cut(chunk).unwrap_or(Documents::NONE)),
+        None => shape,
+    };
+    let each = match &of.conformer {
+        Some(conformer) => conformer.attention_flops(&of.model(m), [batch, of.rows()]),
+        None => own.flops(false),
+    };
+    3 * ((of.layers + of.gated_layers) * each + of_latents)
 }
 
 /// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the

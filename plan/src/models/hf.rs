@@ -41,6 +41,20 @@ pub struct HfWrapper {
     /// # Errors
     /// What the key cannot express.
     pub vision: fn(Fields<'_>) -> Result<Value, String>,
+    /// Returns the key `audio` from a file, null without a second tower.
+    ///
+    /// # Errors
+    /// What the key cannot express.
+    pub audio: fn(Fields<'_>) -> Result<Value, String>,
+}
+
+/// Returns null: there is no second tower.
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "others read files, which may be wrong"
+)]
+pub(super) fn no_tower(_: Fields<'_>) -> Result<Value, String> {
+    Ok(Value::Null)
 }
 
 /// Who says whether embedding and head are one parameter, if both files have `tie_word_embeddings`.

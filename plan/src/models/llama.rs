@@ -29,6 +29,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "sliding_window",
         "layer_types",
         "vision",
+        "audio",
         "vision_patches",
         "max_seq_len",
         "implementation",

@@ -1,5 +1,5 @@
-//! Convolutions. Two-dimensional ones run in `exec`; one-dimensional ones are only planned and
-//! priced.
+//! Convolutions. Same-padded ones of images run in `exec`; those with strides and those over
+//! positions are only planned and priced.
 
 use super::signature::{Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
@@ -107,59 +107,64 @@ impl OpDef for op::ConvGradWeight {
     }
 }
 
-/// Returns the sizes of a one-dimensional convolution like [`mnk`], given an operand with the shape
-/// of the result and one with the shape of the weight.
-fn mnk_1d(result: &Value, weight: &Value) -> (u64, u64, u64) {
+/// Returns the sizes of a convolution with strides like [`mnk`], given an operand with the shape of
+/// the result, `[samples, out, positions ...]`, and one with the shape of the weight.
+fn mnk_strided(result: &Value, weight: &Value) -> (u64, u64, u64) {
     let (y, w) = (&result.shape, &weight.shape);
-    (y[0] * y[2], w[0], w[1] * w[2])
+    let positions: u64 = y[2..].iter().product();
+    (y[0] * positions, w[0], w[1..].iter().product())
 }
 
-impl OpDef for op::Conv1d {
-    fn name(&self) -> &'static str {
-        "conv1d"
-    }
+/// Defines a convolution with strides and its two gradients.
+macro_rules! strided {
+    ($Conv:ident $name:literal, $GradInput:ident $input_name:literal, $GradWeight:ident $weight_name:literal) => {
+        impl OpDef for op::$Conv {
+            fn name(&self) -> &'static str {
+                $name
+            }
 
-    fn signature(&self) -> Signature {
-        let inputs = &[any("the input"), any("the weight")];
-        Signature::new(inputs, &[any("the result")])
-    }
+            fn signature(&self) -> Signature {
+                let inputs = &[any("the input"), any("the weight")];
+                Signature::new(inputs, &[any("the result")])
+            }
 
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        flops(mnk_1d(at.output(0), at.input(1)))
-    }
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                flops(mnk_strided(at.output(0), at.input(1)))
+            }
 
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        class(mnk_1d(at.output(0), at.input(1)))
-    }
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                class(mnk_strided(at.output(0), at.input(1)))
+            }
 
-    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
-        let (kernel, stride) = (self.kernel, self.stride);
-        let (x, w, dy) = (at.x(0), at.x(1), at.dy);
-        let mut out = Contributions::new();
-        if at.needs[0] {
-            let kind = OpKind::Conv1dGradInput(op::Conv1dGradInput { kernel, stride });
-            out.push((0, at.like(kind, &[dy, w], x)));
+            fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+                let (kernel, stride) = (self.kernel, self.stride);
+                let (x, w, dy) = (at.x(0), at.x(1), at.dy);
+                let mut out = Contributions::new();
+                if at.needs[0] {
+                    let kind = OpKind::$GradInput(op::$GradInput { kernel, stride });
+                    out.push((0, at.like(kind, &[dy, w], x)));
+                }
+                if at.needs[1] {
+                    let kind = OpKind::$GradWeight(op::$GradWeight { kernel, stride });
+                    out.push((1, at.like(kind, &[dy, x], w)));
+                }
+                out
+            }
+
+            fn saved_by_selective_recompute(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                true
+            }
         }
-        if at.needs[1] {
-            let kind = OpKind::Conv1dGradWeight(op::Conv1dGradWeight { kernel, stride });
-            out.push((1, at.like(kind, &[dy, x], w)));
-        }
-        out
-    }
 
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
-    }
-}
-
-/// Defines a gradient of a one-dimensional convolution. `$weight` returns the operand with the
-/// shape of the weight.
-macro_rules! conv1d_gradient {
-    ($Op:ident $name:literal, $other:literal -> $made:literal, $at:ident => $weight:expr) => {
+        strided!(@gradient $GradInput $input_name, "the weight" -> "the input's gradient", at => at.input(1));
+        strided!(@gradient $GradWeight $weight_name, "the input" -> "the weight's gradient", at => at.output(0));
+    };
+    // `$weight` returns the operand with the shape of the weight.
+    (@gradient $Op:ident $name:literal, $other:literal -> $made:literal, $at:ident => $weight:expr) => {
         impl OpDef for op::$Op {
             fn name(&self) -> &'static str {
                 $name
@@ -171,11 +176,11 @@ macro_rules! conv1d_gradient {
             }
 
             fn flops(&self, $at: &Operands<'_>) -> u64 {
-                flops(mnk_1d($at.input(0), $weight))
+                flops(mnk_strided($at.input(0), $weight))
             }
 
             fn class(&self, $at: &Operands<'_>) -> KernelClass {
-                class(mnk_1d($at.input(0), $weight))
+                class(mnk_strided($at.input(0), $weight))
             }
 
             fn is_backward(&self) -> bool {
@@ -189,11 +194,5 @@ macro_rules! conv1d_gradient {
     };
 }
 
-conv1d_gradient!(
-    Conv1dGradInput "conv1d_backward_input", "the weight" -> "the input's gradient",
-    at => at.input(1)
-);
-conv1d_gradient!(
-    Conv1dGradWeight "conv1d_backward_weight", "the input" -> "the weight's gradient",
-    at => at.output(0)
-);
+strided!(Conv1d "conv1d", Conv1dGradInput "conv1d_backward_input", Conv1dGradWeight "conv1d_backward_weight");
+strided!(Conv2d "conv2d", Conv2dGradInput "conv2d_backward_input", Conv2dGradWeight "conv2d_backward_weight");

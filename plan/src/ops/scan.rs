@@ -1,5 +1,5 @@
-//! State-space models and linear attention: scans over the positions of a sequence, and depthwise
-//! convolutions. They are planned and priced, but `exec` does not run them.
+//! State-space models and linear attention: scans over the positions of a sequence, depthwise
+//! convolutions, and norms of channels. They are planned and priced, but `exec` does not run them.
 
 use super::signature::{Operand, Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
@@ -122,6 +122,23 @@ impl Scan for op::DepthwiseConv {
 
     fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
         KernelClass::Strided
+    }
+}
+
+/// FLOPs per element of a norm over columns: two sums, and four to normalize and scale.
+const NORM_FLOPS: u64 = 8;
+
+impl Scan for op::BatchNorm {
+    fn inputs(&self) -> &'static [Operand] {
+        const { &[any("the input"), any("the weight"), any("the bias")] }
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        const { &[any("the result"), any("the statistics")] }
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        NORM_FLOPS * at.input(first).numel()
     }
 }
 
@@ -469,6 +486,12 @@ scan!(
     "head_linear",
     HeadLinearGrad,
     "head_linear_backward"
+);
+scan!(
+    BatchNorm,
+    "batch_norm",
+    BatchNormGrad,
+    "batch_norm_backward"
 );
 scan!(Wkv, "wkv", WkvGrad, "wkv_backward");
 scan!(RgLru, "rg_lru", RgLruGrad, "rg_lru_backward");

@@ -78,7 +78,9 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
                 .filter(|op| {
                     matches!(
                         op.op,
-                        OpKind::ConvGradWeight(_) | OpKind::Conv1dGradWeight(_)
+                        OpKind::ConvGradWeight(_)
+                            | OpKind::Conv1dGradWeight(_)
+                            | OpKind::Conv2dGradWeight(_)
                     )
                 })
                 .flat_map(|op| &op.outputs);

@@ -72,17 +72,18 @@ pub(crate) fn fill(
         specials,
         whole_base: None,
     };
+    config.enter_part(document);
     config.name_text_config();
     let wrapper = config.wrapper(document);
     config.whole_base = wrapper.and_then(HfWrapper::base_class);
-    let vision = wrapper.map(|w| config.vision(document, w)).transpose()?;
-    let vision = vision.flatten();
+    let towers = wrapper.map(|w| config.towers(document, w)).transpose()?;
+    let [vision, audio] = towers.unwrap_or_default();
     config.enter_text_config(document, wrapper);
     let kind = match wrapper {
         Some(wrapper) => config.wrapped(document, wrapper)?,
         None => config.kind(document)?,
     };
-    if kind.family.keeps_type {
+    if kind.family.keeps_type || wrapper.is_some() {
         // A type that is asked for may stand for another one.
         document.resolve(Key::ModelType, Datum::Str(kind.hf.model_type.to_owned()));
     }
@@ -93,8 +94,12 @@ pub(crate) fn fill(
         ..Shape::default()
     };
     let vision = config.of_class(document, kind, wrapper, vision)?;
+    // A class without the first tower has no second one.
+    let audio = audio.filter(|_| vision.is_some());
     let vision = vision.map(|value| (Key::Vision, value));
-    for (key, value) in config.values(document, kind)?.into_iter().chain(vision) {
+    let audio = audio.map(|value| (Key::Audio, value));
+    let towers = vision.into_iter().chain(audio);
+    for (key, value) in config.values(document, kind)?.into_iter().chain(towers) {
         match key {
             Key::Hidden => shape.hidden = value.integer(),
             Key::Ffn => shape.ffn = value.integer(),

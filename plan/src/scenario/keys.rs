@@ -10,12 +10,12 @@ use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
     Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AttnImplementation,
-    AuxLoss, CompileMode, Dispatcher, Float8Format, Float8Recipe, Float8Saved, FrozenType,
-    GatePreset, GateProgram, Glu, GradientSync, Head, ImagePooling, Implementation, IndexerType,
-    LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm,
-    NormPosition, Optimizer, OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding,
-    ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Routing, Scope, Strategy,
-    TokenWidth, Variant,
+    AuxLoss, CompileMode, ConvolutionNorm, Dispatcher, Distances, Float8Format, Float8Recipe,
+    Float8Saved, FrozenType, GatePreset, GateProgram, Glu, GradientSync, Head, ImagePooling,
+    Implementation, IndexerType, LayerType, Loss, LrSchedule, MergeProjections, MlpType,
+    MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, Overflow, PackedQkv,
+    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router,
+    Routing, Scope, Strategy, TokenWidth, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -401,9 +401,13 @@ const SOUND: &[(&str, Accept)] = &[
     ("strides", List(&Integer(1, 4096))),
     ("bias", Bool),
     ("norms", Bool),
+    ("bands", COUNT),
+    ("subsampling", Table(SUBSAMPLING)),
+    ("scaled", Bool),
     ("input_norm", Bool),
     ("masked", Bool),
-    ("position_layers", Integer(1, 256)),
+    ("position_layers", Integer(0, 256)),
+    ("positions_used", Bool),
     ("position_kernel", Integer(1, 4096)),
     ("position_groups", SIZE),
     ("weight_norm", Bool),
@@ -440,6 +444,34 @@ const ALTUP: &[(&str, Accept)] = &[
     ("scale", Bool),
     ("laurel_rank", SIZE),
 ];
+const CONFORMER: &[(&str, Accept)] = &[
+    ("kernel", Integer(1, 4096)),
+    ("expansion", Integer(1, 64)),
+    ("pointwise_bias", Bool),
+    ("depthwise_bias", Bool),
+    ("norm", Choice(ConvolutionNorm::WORDS)),
+    ("linear", Bool),
+    ("distances", Choice(Distances::WORDS)),
+    ("distance_rows", COUNT),
+    ("packed_kv", Bool),
+    ("chunk", COUNT),
+    ("past", COUNT),
+    ("future", COUNT),
+    ("softcap", Number(ABOVE_0, 1e9)),
+    ("post_norms", Bool),
+    ("clamps", Bool),
+    ("scored_block", Integer(0, 4096)),
+    ("scores", COUNT),
+];
+const SUBSAMPLING: &[(&str, Accept)] = &[
+    ("channels", List(&SIZE)),
+    ("bias", Bool),
+    ("separable", Bool),
+    ("norms", Bool),
+    ("activation", Choice(Activation::WORDS)),
+    ("projection_bias", Bool),
+    ("chunk", COUNT),
+];
 const VISION: &[(&str, Accept)] = &[
     ("layers", Integer(1, 4096)),
     ("hidden", SIZE),
@@ -459,12 +491,16 @@ const VISION: &[(&str, Accept)] = &[
     ("packed_qkv", Bool),
     ("layer_scale", Bool),
     ("rotary", Bool),
+    ("conformer", Table(CONFORMER)),
+    ("attention_chunk", SIZE),
     ("mel_bins", COUNT),
+    ("subsampling", Table(SUBSAMPLING)),
     ("patch_dim", SIZE),
     ("patch_bias", Bool),
     ("patches", SIZE),
     ("positions", COUNT),
     ("fixed_positions", Bool),
+    ("sinusoids", Bool),
     ("class_token", Bool),
     ("tiles", Integer(1, 256)),
     ("tile_rows", Integer(0, 65536)),
@@ -480,12 +516,14 @@ const VISION: &[(&str, Accept)] = &[
     ("pool", Bool),
     ("projector_norm", Choice(ProjectorNorm::WORDS)),
     ("patch_layers", List(&SIZE)),
+    ("patch_layer_bias", Bool),
     ("projector_layers", List(&SIZE)),
     ("projector_inputs", List(&SIZE)),
     ("projector_halves", Bool),
     ("projector_bias", Bool),
     ("projector_gate", Integer(0, 4 * MIB)),
     ("latents", COUNT),
+    ("latent_window", COUNT),
     ("latent_width", COUNT),
     ("latent_cross", Integer(1, 4096)),
     ("latent_vocab", COUNT),
@@ -496,6 +534,7 @@ const VISION: &[(&str, Accept)] = &[
     ("latent_heads", List(&SIZE)),
     ("separators", Integer(0, 64)),
     ("newline", Bool),
+    ("unused_rows", COUNT),
     ("deepstack", List(&COUNT)),
 ];
 const PARAM_GROUP: &[(&str, Accept)] = &[
@@ -566,7 +605,8 @@ keys! {
     ImagePooling: "model" "image_pooling" [Choice(ImagePooling::WORDS)] "\"class\"" "Input of the image classifier: class (the class token), mean (the mean of the patches: BEiT), class_and_mean (both: DINOv2)";
     Stages: "model" "stages" [Table(STAGES)] "(none)" "An image encoder in stages, each with half as many patches along an edge as the previous one (Swin, ConvNeXt): depths (blocks), widths and heads of each stage (heads = []: convolutions instead of attention), edge (patches along an edge of the image in the first stage), window (edge length of an attention window, in patches), kernel (edge length of the convolutions), response_norm (activations are divided by the mean over their channels: ConvNeXt V2), positions (position embeddings are added to the patches), cosine (attention scores are cosines with learned factors, a network computes their relative position biases, and block outputs are normalized: Swin V2), last_norm (a norm after the last stage)";
     Reconstruction: "model" "reconstruction" [Table(RECONSTRUCTION)] "(none)" "A decoder that reconstructs the pixels of all patches after an encoder of the visible ones (ViT-MAE): patches (of an image; the encoder reads max_seq_len rows, including the class token), layers, hidden, heads, ffn";
-    Sound: "model" "sound" [Table(SOUND)] "(none)" "Convolutions over the samples of a sound, instead of image patches (wav2vec 2.0): widths (channels), kernels and strides of each, bias (of the convolutions), norms (true: over the channels of each convolution, false: over the positions of the first one), input_norm (before the projection to the width of the model), masked (a learned vector replaces masked rows); for the convolutional position embeddings: position_layers, position_kernel, position_groups, weight_norm (false: the outputs are normalized instead); gated_biases (gates multiply the biases of attention scores: WavLM)";
+    Conformer: "model" "conformer" [Table(CONFORMER)] "(none)" "Blocks of attention and a convolution over positions, between two halves of a feed-forward layer: kernel and expansion (of the width) of the convolution of each channel, pointwise_bias (of the layers before and after it), depthwise_bias, norm (of its output), linear (the layers before and after it are linear, not convolutions); distances (how attention knows the distance of two positions: keys of each distance, with distance_rows rows, or projected sines and cosines), packed_kv (one projection of keys and values), chunk (positions that see each other and their neighbors; 0: all) with past and future (neighbors), softcap (of scores), post_norms (of what is added), clamps (values are limited to a range), scored_block (block whose scores are added to its output; 0: none) and scores (their number)";
+    Sound: "model" "sound" [Table(SOUND)] "(none)" "Convolutions over the samples of a sound, instead of image patches (wav2vec 2.0): widths (channels), kernels and strides of each, bias (of the convolutions), norms (true: over the channels of each convolution, false: over the positions of the first one), input_norm (before the projection to the width of the model), masked (a learned vector replaces masked rows); for the convolutional position embeddings: position_layers, position_kernel, position_groups, weight_norm (false: the outputs are normalized instead); positions_used (false: nothing reads these convolutions); gated_biases (gates multiply the biases of attention scores: WavLM); bands: numbers of a frame, from which rows are computed instead of from samples, by subsampling (as in `vision`) or a layer; scaled: rows are multiplied by the square root of the width";
     AttentionPooling: "model" "attention_pooling" [Bool] "false" "Attention with a single learned query and a feed-forward layer pool an image into one vector (SigLIP)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Number of token types; 0: no table of token types (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions that precede the first position (OPT: 2)";
@@ -592,7 +632,8 @@ keys! {
     Encoder: "model" "encoder" [Table(ENCODER)] "(none)" "Values of the encoder of encoder_layers that differ from those of the decoder: hidden (width), heads, kv_heads, head_dim, ffn, max_seq_len (rows of its table of positions), sliding_window (positions to each side, including the position itself) in sequences longer than window_from, layer_types (empty: those of the decoder), own_tokens (a separate token embedding: T5Gemma), global_projections (attention has projections for global positions; the plan has no such positions: LED), summary_block (number of positions whose sum is an additional key for all others: LongT5; 0: none)";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Buckets of learned attention biases by distance, in one table for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has its own table of relative_buckets (UMT5); false: all layers share the first layer's";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "A vision or audio tower with its projector before a language model; its output rows replace the first tokens of a sample. The tower's keys are those of the model; kv_heads: number of key heads, if there are fewer (EXAONE 4.5); patches: patches per sample; mel_bins: frequency bands of a sound, from which convolutions compute the rows instead of from patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: this table is not trained; tiles: number of tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: number of blocks with learned gates after the last norm; picked: further blocks whose outputs the projector reads; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class token or the pooled rows become one vector of an image, which is compared with texts (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: input widths of its layers, padded with zeros; projector_halves: half of the first layer's output is a gate; projector_gate: width of a gated layer after it (0: none); latents: number of learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and the numbers of query heads and key heads and their dimension (latent_heads); latent_width: width of these rows in a Q-Former (BLIP-2; 0: none), whose every latent_cross-th layer attends to the image; latent_vocab: vocabulary size of a text that it also reads (InstructBLIP; 0: none), with latent_positions rows of a table of positions and latent_tokens tokens per sample; separators: number of learned rows after those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose outputs are added to the first layers of the language model; pooling_head: a head that the loss does not depend on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "A vision or audio tower with its projector before a language model; its output rows replace the first tokens of a sample. The tower's keys are those of the model; kv_heads: number of key heads, if there are fewer (EXAONE 4.5); patches: patches per sample; mel_bins: frequency bands of a sound, from which convolutions compute the rows instead of from patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: this table is not trained; tiles: number of tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: number of blocks with learned gates after the last norm; picked: further blocks whose outputs the projector reads; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class token or the pooled rows become one vector of an image, which is compared with texts (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3), with a bias or not (patch_layer_bias); projector_layers: widths of the projector's layers before the last one; projector_inputs: input widths of its layers, padded with zeros; projector_halves: half of the first layer's output is a gate; projector_gate: width of a gated layer after it (0: none); latents: number of learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and the numbers of query heads and key heads and their dimension (latent_heads); latent_width: width of these rows in a Q-Former (BLIP-2; 0: none), whose every latent_cross-th layer attends to the image, to all rows or to latent_window of them at a time; latent_vocab: vocabulary size of a text that it also reads (InstructBLIP; 0: none), with latent_positions rows of a table of positions and latent_tokens tokens per sample; separators: number of learned rows after those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose outputs are added to the first layers of the language model; pooling_head: a head that the loss does not depend on; attention_chunk: number of rows that attend to each other (default: all); subsampling: two-dimensional convolutions over frames and bands, each of which halves both: channels (of each), bias, separable (all but the first convolve each channel alone, and mix channels afterward), norms (after each), activation, projection_bias (of the layer after them), chunk (frames that are convolved together; 0: all); sinusoids: sines and cosines of the positions are added; unused_rows: rows of a table that nothing reads";
+    Audio: "model" "audio" [Table(VISION)] "(none)" "A second tower, of sounds, next to `vision` and with the same keys; its output rows follow those of the first tower";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, if layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of each block's feed-forward layer, if they differ; 0: none; empty: ffn everywhere";
@@ -603,6 +644,7 @@ keys! {
     OutputRank: "model" "output_rank" also ["o_lora_rank"] [SIZE] "1024" "Output width of the projection of each of output_groups";
     CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions that one compressed key stands for, per layer (DeepSeek-V4); 0: no compressed keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Size of a table of relative positions, which each layer projects with its query and key projections and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no table";
+    DisentangledProjections: "model" "disentangled_projections" [Bool] "false" "Each layer has separate projections for the table of relative positions, which is not normalized (DeBERTa v1)";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of token embeddings, which a linear layer projects to the width of the model; in encoders, position embeddings and the norm have the same width (ELECTRA), in decoders they do not (OPT 350M)";
     InnerNorm: "model" "inner_norm" [Choice(Norm::WORDS)] "(norm)" "Norm of queries, keys and the output of the last block, if it differs from that of blocks (ESMC: layer_norm_no_bias); values as for norm: rms_norm, rms_norm_no_weight, rms_norm_unit_offset, layer_norm, layer_norm_no_weight, layer_norm_unit_offset";
     RotaryTable: "model" "rotary_table" [Bool] "false" "The sines and cosines of rotary embeddings are untrained parameters (RoFormer)";

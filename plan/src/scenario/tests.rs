@@ -27,6 +27,7 @@ mod moe;
 mod param_groups;
 mod public_models;
 mod shipped;
+mod sounds;
 mod towers;
 
 use std::fs;

@@ -307,10 +307,73 @@ HYBRIDS |= {"xlstm": dict(XLSTM), "xlstm-keys": dict(XLSTM, qk_dim_factor=1.0, v
 XLM = dict(vocab_size=256, emb_dim=64, n_layers=3, n_heads=4, max_position_embeddings=66)
 ENCODERS |= {name: dict(XLM) for name in ("xlm", "flaubert")} | {"xlm-keys": dict(XLM, n_langs=5, sinusoidal_embeddings=True, gelu_activation=False), "flaubert-keys": dict(XLM, n_langs=3, use_lang_emb=False)}
 HYBRIDS |= {"nemotron_h-keys": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention"], moe_shared_expert_intermediate_size=32, n_shared_experts=2, use_bias=True)}
+# Towers of sounds next to those of images.
+OMNI_TOWER = dict(depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)
+OMNI_SOUND = dict(d_model=48, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=80, num_mel_bins=10, max_source_positions=24, output_dim=64)
+OMNI = dict(text_config=dict(LLAMA), vision_config=dict(OMNI_TOWER), audio_config=dict(OMNI_SOUND, n_window=10))
+QWEN3_SOUND = dict(OMNI_SOUND, downsample_hidden_size=12)
+OMNI3 = dict(text_config=dict(LLAMA, head_dim=24, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2), vision_config=dict(OMNI_TOWER, num_position_embeddings=16, deepstack_visual_indexes=[0, 1]), audio_config=QWEN3_SOUND)
+WRAPPERS |= {
+    "qwen2_5_omni_thinker": OMNI, "qwen2_5_omni_thinker-keys": dict(OMNI, text_config=dict(LLAMA, tie_word_embeddings=True), tie_word_embeddings=True),
+    "qwen3_omni_moe_thinker": OMNI3, "qwen3_omni_moe_thinker-keys": dict(OMNI3, audio_config=dict(QWEN3_SOUND, num_mel_bins=17, n_window=25), text_config=dict(OMNI3["text_config"], attention_bias=True, mlp_only_layers=[0])),
+    "qwen3_asr": dict(text_config=dict(LLAMA, model_type="qwen3", head_dim=24), audio_config=QWEN3_SOUND), "qwen3_asr-keys": dict(text_config=dict(LLAMA, model_type="qwen3", tie_word_embeddings=False), audio_config=dict(QWEN3_SOUND, num_mel_bins=16), tie_word_embeddings=False),
+}
+GEMMA4_SOUND = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=4, subsampling_conv_channels=[16, 6], output_proj_dims=40)
+WRAPPERS |= {
+    "gemma4-sound": dict(text_config=dict(GEMMA4), vision_config=GEMMA4_TOWER, audio_config=GEMMA4_SOUND),
+    "gemma4-only-sound": dict(text_config=dict(GEMMA4), vision_config=None, audio_config=dict(GEMMA4_SOUND, conv_kernel_size=3, attention_chunk_size=8, attention_context_left=7, attention_context_right=3)),
+}
+CONFORMER = dict(WAV2VEC, conv_depthwise_kernel_size=5)
+W2V_BERT = dict(vocab_size=20, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, feature_projection_input_dim=24, conv_depthwise_kernel_size=5)
+PARAKEET = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_mel_bins=16, subsampling_conv_channels=12)
+ENCODERS |= {
+    "wav2vec2-conformer": dict(CONFORMER), "wav2vec2-conformer-keys": dict(CONFORMER, conv_bias=True, feat_extract_norm="layer", mask_time_prob=0.0, position_embeddings_type="rotary", hidden_act="swish"),
+    "wav2vec2-bert": dict(W2V_BERT), "wav2vec2-bert-keys": dict(W2V_BERT, position_embeddings_type="relative", mask_time_prob=0.0, conv_depthwise_kernel_size=7),
+    "parakeet_ctc": dict(vocab_size=20, encoder_config=dict(PARAKEET)), "parakeet_ctc-keys": dict(vocab_size=30, encoder_config=dict(PARAKEET, attention_bias=False, convolution_bias=False, conv_kernel_size=5, subsampling_factor=4, scale_input=False)),
+}
+GRANITE_ENCODER = dict(input_dim=24, num_layers=4, hidden_dim=48, num_heads=4, output_dim=10, context_size=20, max_pos_emb=32, conv_kernel_size=5)
+QFORMER = dict(model_type="blip_2_qformer", vocab_size=256, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=56, encoder_hidden_size=48)
+WRAPPERS |= {
+    "granite_speech": dict(text_config=dict(LLAMA, model_type="granite"), encoder_config=GRANITE_ENCODER, projector_config=QFORMER, has_lora_adapter=False),
+    "granite_speech-keys": dict(text_config=dict(LLAMA, model_type="granite", attention_bias=True), encoder_config=dict(GRANITE_ENCODER, num_layers=3, feedforward_mult=2, conv_expansion_factor=1), projector_config=dict(QFORMER, cross_attention_frequency=1), window_size=12, downsample_rate=4, tie_word_embeddings=False, has_lora_adapter=False),
+}
+ENCODERS |= {
+    "deberta": dict(BERT, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False),
+    "deberta-keys": dict(BERT, relative_attention=True, pos_att_type="c2p|p2c", max_relative_positions=24, type_vocab_size=2), "deberta-layers": dict(BERT),
+}
 # Language models that are parts of others.
 DENSE |= {"qwen2_5_vl_text": dict(LLAMA), "qwen3_vl_text": dict(LLAMA, head_dim=16)}
 # Types whose class has the sizes of a published model by default: these, too.
 DEFAULTS = ["t5gemma", "longt5", "led", "mvp", "bigbird_pegasus", "vit_mae", "wav2vec2", "hubert", "unispeech", "unispeech-sat", "wavlm", "data2vec-audio", "longcat_flash", "jetmoe", "qianfan_ocr", "video_llama_3", "paddleocr_vl", "vipllava", "glmasr", "musicflamingo", "swinv2", "donut-swin", "dinov3_convnext", "roformer", "esmc", "xlstm", "xlm", "flaubert"]
+# Sizes of published models.
+PUBLISHED = {
+    "Qwen2.5-Omni-7B": ("qwen2_5_omni_thinker", dict(
+        text_config=dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, vocab_size=152064), audio_config=dict(output_dim=3584),
+        vision_config=dict(depth=32, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=3584), tie_word_embeddings=False,
+    )),
+    "Qwen2.5-Omni-3B": ("qwen2_5_omni_thinker", dict(
+        text_config=dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16, num_key_value_heads=2, vocab_size=151936), audio_config=dict(output_dim=2048),
+        vision_config=dict(depth=32, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=2048), tie_word_embeddings=False,
+    )),
+    "Qwen3-Omni-30B-A3B": ("qwen3_omni_moe_thinker", dict(
+        text_config=dict(hidden_size=2048, intermediate_size=768, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, vocab_size=152064),
+        audio_config=dict(output_dim=2048), vision_config=dict(out_hidden_size=2048),
+    )),
+    "gemma-4-E2B": ("gemma4", dict(
+        text_config=dict(hidden_size=1536, intermediate_size=6144, num_hidden_layers=35, num_attention_heads=8, num_key_value_heads=1, num_kv_shared_layers=20, use_double_wide_mlp=True, layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7),
+        vision_config=dict(), audio_config=dict(),
+    )),
+    "granite-speech-3.3-2b": ("granite_speech", dict(
+        text_config=dict(model_type="granite", hidden_size=2048, intermediate_size=8192, num_hidden_layers=40, num_attention_heads=32, num_key_value_heads=8, vocab_size=49160, tie_word_embeddings=True),
+        encoder_config=dict(num_layers=16, output_dim=256), projector_config=dict(model_type="blip_2_qformer", hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, intermediate_size=4096, encoder_hidden_size=1024, cross_attention_frequency=1),
+    )),
+    "deberta-base": ("deberta", dict(relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False)),
+    "deberta-xlarge": ("deberta", dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=48, num_attention_heads=16, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False)),
+    "wav2vec2-conformer-rel-pos-large": ("wav2vec2-conformer", dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, feat_extract_norm="layer", conv_bias=True, hidden_act="swish", vocab_size=32)),
+    "w2v-bert-2.0": ("wav2vec2-bert", dict(vocab_size=32)),
+    "parakeet-ctc-0.6b": ("parakeet_ctc", dict(vocab_size=1025, encoder_config=dict())), "parakeet-ctc-1.1b": ("parakeet_ctc", dict(vocab_size=1025, encoder_config=dict(num_hidden_layers=42))),
+    "Qwen3-ASR-1.7B": ("qwen3_asr", dict(audio_config=dict(output_dim=2048), text_config=dict(model_type="qwen3", hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936))),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -338,8 +401,8 @@ HEADS = {"layoutlm": "LayoutLMForSequenceClassification", "dinov2-classes": "Din
 
 CTC = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "unispeech": "UniSpeech", "unispeech-sat": "UniSpeechSat", "wavlm": "WavLM", "data2vec-audio": "Data2VecAudio"}
 MORE_HEADS |= {"gemma3_text": "Gemma3TextModel", "t5gemma": "T5GemmaForSequenceClassification", "llava": "LlavaModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl_moe": "Qwen3VLMoeModel", "marian": "MarianModel", "flaubert": "FlaubertModel", "gpt_oss": "GptOssForSequenceClassification"}
-HEADS |= MORE_HEADS | {"wav2vec2": "Wav2Vec2Model", "wavlm-keys": "WavLMModel"}
-KINDS = {"qwen2_5_vl_text": "Qwen2_5_VLTextModel", "qwen3_vl_text": "Qwen3VLTextModel", "swinv2": "Swinv2ForImageClassification", "donut-swin": "DonutSwinForImageClassification", "dinov3_convnext": "DINOv3ConvNextModel", "glmasr": "GlmAsrForConditionalGeneration", "musicflamingo": "MusicFlamingoForConditionalGeneration", "vit_mae": "ViTMAEForPreTraining", **{name: f"{stem}ForCTC" for name, stem in CTC.items()}, **{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
+HEADS |= MORE_HEADS | {"wav2vec2": "Wav2Vec2Model", "wavlm-keys": "WavLMModel", "wav2vec2-conformer": "Wav2Vec2ConformerModel", "wav2vec2-bert": "Wav2Vec2BertModel", "deberta": "DebertaForSequenceClassification"}
+KINDS = {"granite_speech": "GraniteSpeechForConditionalGeneration", "deberta": "DebertaForMaskedLM", "wav2vec2-conformer": "Wav2Vec2ConformerForCTC", "wav2vec2-bert": "Wav2Vec2BertForCTC", "parakeet_ctc": "ParakeetForCTC", "qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration", "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerForConditionalGeneration", "qwen3_asr": "Qwen3ASRForConditionalGeneration", "qwen2_5_vl_text": "Qwen2_5_VLTextModel", "qwen3_vl_text": "Qwen3VLTextModel", "swinv2": "Swinv2ForImageClassification", "donut-swin": "DonutSwinForImageClassification", "dinov3_convnext": "DINOv3ConvNextModel", "glmasr": "GlmAsrForConditionalGeneration", "musicflamingo": "MusicFlamingoForConditionalGeneration", "vit_mae": "ViTMAEForPreTraining", **{name: f"{stem}ForCTC" for name, stem in CTC.items()}, **{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
          "instructblip": "InstructBlipForConditionalGeneration", "instructblipvideo": "InstructBlipVideoForConditionalGeneration", "blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
@@ -349,9 +412,21 @@ def write(name, config, kind, rows):
     config.architectures = [kind]
     values = json.loads(config.to_json_string(use_diff=False))
     keep = {k: v for k, v in values.items() if not k.startswith("_") or k == "_sliding_window_pattern"}
-    file = f"{name}.json" if name.startswith("default--") else f"tiny--{name}.json"
+    file = f"{name}.json" if name.startswith(("default--", "published--")) else f"tiny--{name}.json"
     (HERE / file).write_text(json.dumps(keep, indent=1, sort_keys=True) + "\n")
     rows[file] = sum(p.numel() for p in model.parameters())
+
+
+def class_of(model_type, name=""):
+    if model_type in KINDS:
+        return KINDS[model_type]
+    table = transformers.models.auto.modeling_auto
+    causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if name in SEQ2SEQ:
+        causal = table.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if name in WRAPPERS:
+        causal = table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return causal.get(model_type) or table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
 
 
 rows = {}
@@ -359,24 +434,21 @@ asked = sys.argv[1:]
 for name, values in CASES.items():
     if asked and name not in asked:
         continue
-    model_type = re.sub(r"-(parallel|classes|pairs|layers|equal-keys|keys|groups|latent|siglip)$", "", name)
+    model_type = re.sub(r"-(parallel|classes|pairs|layers|equal-keys|keys|groups|latent|siglip|only-sound|sound)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
-    table = transformers.models.auto.modeling_auto
-    causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if name in SEQ2SEQ:
-        causal = table.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    if name in WRAPPERS:
-        causal = table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    kind = KINDS.get(model_type) or causal.get(model_type) or table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
+    kind = class_of(model_type, name)
     write(name, config, kind, rows)
     if name in HEADS:
         config = AutoConfig.for_model(model_type, **(values | dict(num_labels=5)))
         write(f"{name}-head", config, HEADS[name], rows)
     if name in DEFAULTS:
         write(f"default--{name}", AutoConfig.for_model(model_type), kind, rows)
+for name, (model_type, values) in PUBLISHED.items():
+    if not asked or name in asked:
+        write(f"published--{name}", AutoConfig.for_model(model_type, **values), class_of(model_type), rows)
 path = HERE / "parameters.csv"
 lines = path.read_text().splitlines()
-made = ("default--", "tiny--")
+made = ("default--", "published--", "tiny--")
 kept = [line for line in lines if not line.startswith(made) or (asked and line.split(",")[0] not in rows)]
 if asked:
     first = next(i for i, line in enumerate(kept) if line.startswith(made))

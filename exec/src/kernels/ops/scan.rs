@@ -1,6 +1,6 @@
-//! State-space models, linear attention, one-dimensional convolutions, attention with a bias, a
-//! mask or an indexer, eager attention and dropout: planned and priced, not run. A program with one
-//! of these operations is refused before it starts.
+//! State-space models, linear attention, convolutions with strides, norms of channels, attention
+//! with a bias, a mask or an indexer, eager attention and dropout: planned and priced, not run. A
+//! program with one of these operations is refused before it starts.
 
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
@@ -35,5 +35,6 @@ priced_only!(HeadLinear HeadLinearGrad Wkv WkvGrad RgLru RgLruGrad);
 priced_only!(MixStreams MixStreamsGrad MixPositions MixPositionsGrad);
 priced_only!(WkvHeads WkvHeadsGrad DiagonalDelta DiagonalDeltaGrad);
 priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight DepthwiseConv DepthwiseConvGrad);
+priced_only!(Conv2d Conv2dGradInput Conv2dGradWeight BatchNorm BatchNormGrad);
 priced_only!(MaskedAttention MaskedAttentionGrad BatchedGemm Softmax SoftmaxGrad);
 priced_only!(Dropout DropoutGrad);

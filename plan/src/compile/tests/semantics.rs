@@ -379,6 +379,11 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::Conv1d(_)
         | OpKind::Conv1dGradInput(_)
         | OpKind::Conv1dGradWeight(_)
+        | OpKind::Conv2d(_)
+        | OpKind::Conv2dGradInput(_)
+        | OpKind::Conv2dGradWeight(_)
+        | OpKind::BatchNorm
+        | OpKind::BatchNormGrad
         | OpKind::Indexer(_) => unreachable!("nothing runs operations that are only priced"),
         OpKind::Dequantize(_) => unreachable!("bytes are no numbers: `exec` tests it"),
         OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {

@@ -36,6 +36,8 @@ pub(super) struct Attention {
     /// One more score for each head.
     sinks: Option<Layer>,
     differential: Option<Differential>,
+    /// Projections of relative positions, if they are not those of queries and keys.
+    relative: Option<[Layer; 2]>,
     /// Multiplies biases of scores.
     bias_gate: Option<BiasGate>,
     /// What makes a gate for each number of the result.
@@ -62,7 +64,12 @@ enum Projections {
         k: Layer,
         v: Option<Layer>,
     },
-    Packed(Layer, PackedQkv),
+    Packed {
+        layer: Layer,
+        packed: PackedQkv,
+        /// Biases of queries and values, if keys have none.
+        biases: Option<[Layer; 2]>,
+    },
     Latent(Latent),
     /// Keys and values are those of an earlier layer.
     Queries(Layer),
@@ -170,8 +177,19 @@ impl Attention {
                 Projections::Separate { q, k, v }
             }
             packed => {
-                let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], bias);
-                Projections::Packed(layer, packed)
+                let whole = bias && m.options.key_bias;
+                let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], whole);
+                let vector = |d: &mut Declare, (name, width)| {
+                    let module = d.module(at, name, ModuleKind::Layer);
+                    d.parameters(module, "", &[width], false)
+                };
+                let biases = (bias && !whole)
+                    .then(|| [("q_bias", q), ("v_bias", kv)].map(|of| vector(d, of)));
+                Projections::Packed {
+                    layer,
+                    packed,
+                    biases,
+                }
             }
         };
         if m.options.global_projections && rows.is_none() {
@@ -194,6 +212,7 @@ impl Attention {
             d.parameter(module, (names.sinks, false), &[m.heads], Init::Normal)
         });
         let differential = Differential::new(d, at, m);
+        let relative = disentangled::projections(d, at, m);
         let bias_gate = BiasGate::new(d, at, m);
         let width = m.heads * value_width(m);
         let gates = m.options.attention_gate;
@@ -250,6 +269,7 @@ impl Attention {
             indexer,
             sinks,
             differential,
+            relative,
             bias_gate,
             gate,
             head_gate,
@@ -403,8 +423,9 @@ impl Attention {
         y: ValueId,
         around: Around,
     ) -> (Option<ValueId>, Option<ValueId>) {
-        let of_table = match (around.relative, &self.projections) {
-            (Some(table), &Projections::Separate { q, k, .. }) => {
+        let of_table = match (around.relative, self.relative, &self.projections) {
+            (Some(table), Some([q, k]), _)
+            | (Some(table), None, &Projections::Separate { q, k, .. }) => {
                 Some(disentangled::biases(b, table, q, k))
             }
             _ => None,
@@ -539,10 +560,23 @@ impl Attention {
                     gate: None,
                 }
             }
-            &Projections::Packed(layer, packed) => {
+            &Projections::Packed {
+                layer,
+                packed,
+                biases,
+            } => {
                 let p = b.linear(layer, y);
                 let parts = unpack(b, p, packed, kv, hd);
-                let [q, k, v] = parts;
+                let [mut q, k, mut v] = parts;
+                if let Some(biases) = biases {
+                    let [of_q, of_v] = biases.map(|layer| b.weight(layer));
+                    let mut biased = |x: ValueId, bias: ValueId| {
+                        let shape = b.g.value(x).shape[2..].to_vec();
+                        let bias = b.g.reshape(bias, &shape);
+                        b.g.binary(OpKind::Add, x, bias)
+                    };
+                    (q, v) = (biased(q, of_q), biased(v, of_v));
+                }
                 let qkv = [
                     split(b, 0, q, heads),
                     split(b, 1, k, kv),

@@ -1,6 +1,7 @@
 //! Attention with a table of relative positions (DeBERTa).
 //!
-//! Each layer projects the table with its query and key projections, and adds the entry for the
+//! Each layer projects the table with its query and key projections, or with projections for the
+//! table alone (DeBERTa v1), and adds the entry for the
 //! distance of each pair of positions to its score. DeBERTa multiplies projected positions with the
 //! queries and keys of each sample; the plan adds biases that all samples share, which launches
 //! fewer kernels.
@@ -15,7 +16,7 @@ use crate::models::declare::{Declare, Layer, Order};
 /// The table of relative positions, which all layers share, and its norm.
 pub(super) struct Relative {
     table: Layer,
-    norm: Norm,
+    norm: Option<Norm>,
 }
 
 impl Relative {
@@ -29,18 +30,34 @@ impl Relative {
             let names = ("positions", "deberta.encoder.rel_embeddings");
             let table = d.table(module, names, ModuleKind::Layer, [rows, m.hidden]);
             let names = ("norm", "deberta.encoder.LayerNorm");
-            let norm = Norm::new(d, module, names, m.hidden, m, Order::Declared);
+            let normalizes = !m.options.disentangled_projections;
+            let norm =
+                normalizes.then(|| Norm::new(d, module, names, m.hidden, m, Order::Declared));
             Self { table, norm }
         })
     }
 
-    /// Returns the normalized table, `[rows, hidden]`.
+    /// Returns the table, `[rows, hidden]`, normalized if it has a norm.
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let rows = b.s.model.options.disentangled_rows;
         let all = b.constant("positions", &[rows], DType::I64, false);
         let table = b.embedding(self.table, all);
-        self.norm.apply(b, table)
+        self.norm.map_or(table, |norm| norm.apply(b, table))
     }
+}
+
+/// Declares a layer's projections of the table, if they are not those of queries and keys: of what
+/// keys and queries are multiplied by.
+pub(super) fn projections(d: &mut Declare, at: ModuleId, m: &Model) -> Option<[Layer; 2]> {
+    let o = &m.options;
+    (o.disentangled_projections && o.disentangled_rows > 0).then(|| {
+        let shape = [m.heads * m.head_dim, m.hidden];
+        d.rows(Some(0));
+        let layers = [("pos_q", true), ("pos_k", false)];
+        let layers = layers.map(|(name, bias)| d.linear(at, (name, ""), shape, bias));
+        d.rows(None);
+        layers
+    })
 }
 
 /// Returns the biases of all pairs, `[heads, seq, seq]`, that the projections of queries and keys

@@ -49,6 +49,11 @@ impl Norm {
         }
     }
 
+    /// Returns its module.
+    pub(super) fn module(self) -> ModuleId {
+        self.module
+    }
+
     /// Returns the layer with its parameters, if it has any.
     pub(super) fn layer(self) -> Option<Layer> {
         self.layer

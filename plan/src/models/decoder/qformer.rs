@@ -1,6 +1,7 @@
 //! A Q-Former: learned rows that attend to each other, and in some layers to those of an image
 //! (BLIP-2). Tokens of a text may follow them, with separate feed-forward layers (InstructBLIP).
 
+use super::conformer::filled;
 use super::norm::Norm;
 use crate::config::{Activation, Model, Norm as Kind, Vision};
 use crate::graph::ValueId;
@@ -71,7 +72,8 @@ impl Attention {
     }
 
     fn forward(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId, rows: ValueId) -> ValueId {
-        let (batch, heads, dim) = (b.batch(), of.latent_heads[0], of.latent_heads[2]);
+        let (heads, dim) = (of.latent_heads[0], of.latent_heads[2]);
+        let batch = b.g.value(x).shape[0];
         let [q, k, v] = [(0, x), (1, rows), (2, rows)].map(|(n, from)| {
             let made = b.linear(self.qkv[n], from);
             b.within(self.module, |b| {
@@ -119,13 +121,13 @@ impl FeedForward {
 impl Block {
     fn new(d: &mut Declare, parent: ModuleId, n: u64, of: &Vision, like: &Model) -> Self {
         let at = d.module(parent, &format!("layers.{n}"), ModuleKind::Layer);
-        let all = of.latent_rows();
+        let (all, latents) = (of.latent_rows() * of.windows(), of.projected());
         let own = (like, of.latent_width, [all, all]);
-        let image = (like, of.hidden, [of.latents, of.rows()]);
+        let image = (like, of.hidden, [latents, of.rows()]);
         let attention = Attention::new(d, at, "attention", of, own);
         let crosses = n.is_multiple_of(of.latent_cross.max(1));
         let cross = crosses.then(|| Attention::new(d, at, "cross_attention", of, image));
-        d.rows(Some(of.latents));
+        d.rows(Some(latents));
         let mlp = FeedForward::new(d, at, "mlp", of, like);
         let text = (of.latent_vocab > 0).then(|| {
             d.rows(Some(of.latent_tokens));
@@ -189,7 +191,7 @@ impl QFormer {
         let layers = (0..of.latent_layers)
             .map(|n| Block::new(d, module, n, of, &like))
             .collect();
-        d.rows(Some(of.latents));
+        d.rows(Some(of.projected()));
         Some(Self {
             module,
             queries,
@@ -200,12 +202,18 @@ impl QFormer {
         })
     }
 
-    /// Makes `[batch, latents, hidden]` of the tower's rows.
+    /// Makes `[batch, windows * latents, hidden]` of the tower's rows.
     pub(super) fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
-        let (batch, queries) = (b.batch(), b.weight(self.queries));
-        let queries = b.within(self.module, |b| {
-            let shape = [batch, of.latents, of.latent_width];
-            b.g.expand(queries, &shape)
+        let (batch, windows, queries) = (b.batch(), of.windows(), b.weight(self.queries));
+        let (queries, rows) = b.within(self.module, |b| {
+            let shape = [batch * windows, of.latents, of.latent_width];
+            let queries = b.g.expand(queries, &shape);
+            if of.latent_window == 0 {
+                return (queries, rows);
+            }
+            let rows = filled(b, rows, windows * of.latent_window);
+            let shape = [batch * windows, of.latent_window, of.hidden];
+            (queries, b.g.reshape(rows, &shape))
         });
         let x = match self.text {
             Some(tables) => self.with_text(b, of, queries, tables),
@@ -217,6 +225,10 @@ impl QFormer {
         }
         if self.text.is_some() {
             x = b.within(self.module, |b| b.g.slice(x, 1, 0, of.latents));
+        }
+        if windows > 1 {
+            let shape = [batch, of.projected(), of.latent_width];
+            x = b.within(self.module, |b| b.g.reshape(x, &shape));
         }
         b.linear(self.projection, x)
     }

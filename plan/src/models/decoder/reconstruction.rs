@@ -8,7 +8,7 @@ use super::{Block, Carried, Surroundings};
 use crate::config::{Model, Reconstruction as Sizes, Scenario};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
-use crate::models::build::Builder;
+use crate::models::build::{Builder, Part};
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 use crate::models::loss;
 
@@ -87,7 +87,7 @@ impl Reconstruction {
             let all = b.g.cat(&[seen, masked], 1);
             b.g.binary(OpKind::Add, all, positions)
         });
-        b.inside(|b| {
+        b.inside(Part::First, |b| {
             for block in &self.blocks {
                 let (by, carried) = (Surroundings::default(), &mut Carried::default());
                 x = block.forward(b, x, by, carried);

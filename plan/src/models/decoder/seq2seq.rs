@@ -7,7 +7,7 @@ use super::{Block, Carried, Decoder, Surroundings};
 use crate::config::{Model, NormPosition, Scenario};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
-use crate::models::build::Builder;
+use crate::models::build::{Builder, Part};
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
 /// Returns the scenario that the encoder's code sees.
@@ -64,7 +64,7 @@ impl Encoder {
 
     /// Encodes embedded tokens, `[batch, seq, hidden]`.
     pub(super) fn forward(&self, b: &mut Builder<'_>, mut x: ValueId) -> ValueId {
-        b.inside(|b| {
+        b.inside(Part::First, |b| {
             if let Some(norm) = self.embedding_norm {
                 x = norm.apply(b, x);
             }

@@ -1,6 +1,9 @@
-//! Inputs of encoders of sounds: rows that convolutions compute from the samples (wav2vec 2.0).
+//! Inputs of encoders of sounds: rows that convolutions compute from the samples (wav2vec 2.0) or
+//! from frames.
 
 use super::convolve::convolve;
+use super::scaled;
+use super::subsampling::Subsampled;
 use crate::config::{Activation, Model};
 use crate::graph::ValueId;
 use crate::ir::{DType, Init, ModuleId, ModuleKind, OpKind, Real, op};
@@ -14,11 +17,21 @@ pub(super) struct Sound {
     /// Positions that each convolution reads, and those that the last one makes.
     positions: Vec<u64>,
     convolutions: Vec<Convolution>,
-    norm: Option<Layer>,
-    projection: Layer,
+    /// Numbers of a frame, if rows are made of frames.
+    bands: u64,
+    projection: Projection,
+    /// Factor of rows.
+    scale: f64,
     /// Stands for masked rows.
     mask: Option<Layer>,
     places: Vec<Places>,
+}
+
+/// What makes rows of what convolutions over samples make, or of frames.
+enum Projection {
+    /// A norm and a layer.
+    Linear(Option<Layer>, Layer),
+    Subsampled(Subsampled),
 }
 
 /// A convolution over samples.
@@ -43,9 +56,10 @@ impl Sound {
         let module = d.module(ROOT, "sound", ModuleKind::Layer);
         let positions = of.positions(m.max_seq_len);
         let outer = d.rows(None);
-        let mut inputs = 1;
+        let mut inputs = of.bands.max(1);
         let mut convolutions = Vec::new();
-        for (n, &width) in of.widths.iter().enumerate() {
+        let of_samples = of.widths.iter().filter(|_| of.bands == 0);
+        for (n, &width) in of_samples.enumerate() {
             d.rows(Some(positions[n + 1]));
             let at = d.module(module, &format!("convolutions.{n}"), ModuleKind::Layer);
             let layer = d.parameters(at, "", &[width, inputs, of.kernels[n]], of.bias);
@@ -60,15 +74,23 @@ impl Sound {
             inputs = width;
         }
         d.rows(outer);
-        let norm =
-            (of.input_norm).then(|| d.norm(module, ("norm", ""), inputs, true, Order::Declared));
-        let projection = d.linear(module, ("projection", ""), [m.hidden, inputs], true);
+        let projection = if let Some(by) = &of.subsampling {
+            let shape = [of.bands, m.max_seq_len, m.hidden];
+            let stem = Projection::Subsampled(Subsampled::new(d, module, by, shape));
+            d.rows(outer);
+            stem
+        } else {
+            let norm = (of.input_norm)
+                .then(|| d.norm(module, ("norm", ""), inputs, true, Order::Declared));
+            let shape = [m.hidden, inputs];
+            Projection::Linear(norm, d.linear(module, ("projection", ""), shape, true))
+        };
         let mask = of.masked.then(|| {
             let at = d.module(module, "mask", ModuleKind::Layer);
             d.parameters(at, "", &[m.hidden], false)
         });
         let shape = [m.hidden, m.hidden / of.position_groups, of.position_kernel];
-        let place = |n: u64| {
+        let place = |d: &mut Declare, n: u64| {
             let at = d.module(module, &format!("positions.{n}"), ModuleKind::Layer);
             let layer = d.parameters(at, "", &shape, true);
             let names = ("lengths", "");
@@ -84,35 +106,43 @@ impl Sound {
             });
             Places { layer, lengths }
         };
+        // Nothing computes those that are not used.
+        let outer = d.rows((!of.positions_used).then_some(0));
+        let mut places: Vec<Places> = (0..of.position_layers).map(|n| place(d, n)).collect();
+        d.rows(outer);
+        if !of.positions_used {
+            for place in places.drain(..) {
+                d.untrained(place.layer);
+                if let Some(lengths) = place.lengths {
+                    d.untrained(lengths);
+                }
+            }
+        }
         Some(Self {
             module,
             positions,
             convolutions,
-            norm,
+            bands: of.bands,
             projection,
+            scale: if of.scaled {
+                (m.hidden as f64).sqrt()
+            } else {
+                1.0
+            },
             mask,
-            places: (0..of.position_layers).map(place).collect(),
+            places,
         })
     }
 
     /// Makes rows of the samples of each sound, `[batch, seq, hidden]`.
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
-        let batch = b.batch();
-        let samples = b.constant("samples", &[batch, 1, self.positions[0]], DType::F32, true);
-        let mut x = b.within(self.module, |b| b.as_activation(samples));
-        for (convolution, &positions) in self.convolutions.iter().zip(&self.positions[1..]) {
-            x = convolution.forward(b, x, positions);
-        }
-        x = b.within(self.module, |b| {
-            let rows = b.g.transpose(x, 1, 2);
-            b.g.make_contiguous(rows)
-        });
-        if let Some(norm) = self.norm {
-            x = b.layer_norm(norm, x);
-        }
-        x = b.linear(self.projection, x);
+        let mut x = self.project(b);
+        x = b.within(self.module, |b| scaled(b, x, self.scale));
         if let Some(mask) = self.mask {
             x = masked(b, self.module, mask, x);
+        }
+        if self.places.is_empty() {
+            return x;
         }
         let mut places = b.within(self.module, |b| b.g.transpose(x, 1, 2));
         for layer in &self.places {
@@ -121,6 +151,38 @@ impl Sound {
         b.within(self.module, |b| {
             let places = b.g.transpose(places, 1, 2);
             b.g.binary(OpKind::Add, x, places)
+        })
+    }
+
+    /// Makes rows of samples or frames, `[batch, seq, hidden]`.
+    fn project(&self, b: &mut Builder<'_>) -> ValueId {
+        let (norm, layer) = match &self.projection {
+            Projection::Subsampled(by) => return by.forward(b),
+            Projection::Linear(norm, layer) => (*norm, *layer),
+        };
+        let rows = match self.bands {
+            0 => self.of_samples(b),
+            bands => {
+                let shape = [b.batch(), b.seq(), bands];
+                let frames = b.constant("frames", &shape, DType::F32, true);
+                b.within(self.module, |b| b.as_activation(frames))
+            }
+        };
+        let rows = norm.map_or(rows, |norm| b.layer_norm(norm, rows));
+        b.linear(layer, rows)
+    }
+
+    /// Applies the convolutions over samples.
+    fn of_samples(&self, b: &mut Builder<'_>) -> ValueId {
+        let batch = b.batch();
+        let samples = b.constant("samples", &[batch, 1, self.positions[0]], DType::F32, true);
+        let mut x = b.within(self.module, |b| b.as_activation(samples));
+        for (convolution, &positions) in self.convolutions.iter().zip(&self.positions[1..]) {
+            x = convolution.forward(b, x, positions);
+        }
+        b.within(self.module, |b| {
+            let rows = b.g.transpose(x, 1, 2);
+            b.g.make_contiguous(rows)
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod bailing;
 mod class_defaults;
+mod conformers;
 mod deepseek_v4;
 mod delta;
 mod encoders;
@@ -24,6 +25,7 @@ mod seq2seq;
 mod short_conv;
 mod sound;
 mod sparse;
+mod speech;
 mod t5gemma;
 mod towers;
 mod two_ways;
@@ -123,6 +125,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its files have transposed weights",
     ),
     (
+        "deberta",
+        "unlike its plan, it multiplies projected positions with queries and keys",
+    ),
+    (
         "deberta-v2",
         "unlike its plan, it multiplies projected positions with queries and keys",
     ),
@@ -208,9 +214,21 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unispeech-sat",
         "unlike its plan, its loss is one of all alignments (CTC)",
     ),
+    (
+        "parakeet_ctc",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
     ("vit_mae", "unlike its plan, it chooses patches at random"),
     (
         "wav2vec2",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    (
+        "wav2vec2-bert",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    (
+        "wav2vec2-conformer",
         "unlike its plan, its loss is one of all alignments (CTC)",
     ),
     (
@@ -295,15 +313,15 @@ pub(super) const ENCODERS: &[HfType] = &joined::<_, 2, { len(&OF_TOKENS) }>(&OF_
 const OF_TOKENS: [&[HfType]; 2] = [encoders::TYPES, xlm::TYPES];
 
 /// Types that encode images, or the samples of sounds.
-pub(super) const VISION: &[HfType] = &joined::<_, 2, { len(&INPUTS) }>(&INPUTS);
-const INPUTS: [&[HfType]; 2] = [vision::TYPES, sound::TYPES];
+pub(super) const VISION: &[HfType] = &joined::<_, 3, { len(&INPUTS) }>(&INPUTS);
+const INPUTS: [&[HfType]; 3] = [vision::TYPES, sound::TYPES, conformers::TYPES];
 
 pub use class_defaults::CLASS_DEFAULTS;
 pub(in crate::models) use not_planned::NOT_PLANNED;
 
 /// Types that wrap a vision tower and a language model.
-pub const WRAPPERS: &[HfWrapper] = &joined::<_, 2, { len(&TOWERS) }>(&TOWERS);
-const TOWERS: [&[HfWrapper]; 2] = [wrappers::TYPES, towers::TYPES];
+pub const WRAPPERS: &[HfWrapper] = &joined::<_, 3, { len(&TOWERS) }>(&TOWERS);
+const TOWERS: [&[HfWrapper]; 3] = [wrappers::TYPES, towers::TYPES, speech::TYPES];
 
 /// Words of transformers for the activation of gated layers. The first one is the default.
 const SILU_FIRST: &[(&str, &str)] = &[

@@ -6,32 +6,45 @@ use super::norm::Norm;
 use super::pooling::Pooling;
 use super::qformer::QFormer;
 use super::resampler::Resampler;
+use super::subsampling::Subsampled;
 use super::tiles::Tiles;
 use super::{Block, Carried, Decoder, Surroundings, reconstruction, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::activation::activate;
-use crate::models::build::Builder;
+use crate::models::build::{Builder, Part, Parts};
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Returns the scenario that the code of a tower, an encoder or a decoder of images sees: its
+/// Returns the scenarios that the code of towers, an encoder or a decoder of images sees: its
 /// blocks as a model, over its rows.
-pub(in crate::models) fn scenario(s: &Scenario) -> Option<Scenario> {
-    if let Some(of) = &s.model.options.reconstruction {
-        return Some(reconstruction::scenario(s, of));
+pub(in crate::models) fn scenarios(s: &Scenario) -> Parts<Scenario> {
+    let o = &s.model.options;
+    if let Some(of) = &o.reconstruction {
+        return [Some(reconstruction::scenario(s, of)), None];
     }
-    let Some(of) = &s.model.options.vision else {
-        return seq2seq::scenario(s);
+    let of_tower = |of: &Vision| {
+        let mut inner = s.clone();
+        inner.model = of.model(&s.model);
+        inner.train.seq_len = of.rows();
+        inner
     };
-    let mut inner = s.clone();
-    inner.model = of.model(&s.model);
-    inner.train.seq_len = of.rows();
-    Some(inner)
+    let first = o.vision.as_ref().map(of_tower);
+    let audio = o.audio.as_ref().map(of_tower);
+    [first.or_else(|| seq2seq::scenario(s)), audio]
+}
+
+/// Returns the name of a tower's module, and those of its rotary tables.
+fn names(part: Part) -> (&'static str, [&'static str; 2]) {
+    match part {
+        Part::First => ("vision", ["vision_rope_cos", "vision_rope_sin"]),
+        Part::Audio => ("audio", ["audio_rope_cos", "audio_rope_sin"]),
+    }
 }
 
 pub(super) struct Tower {
     of: Vision,
+    part: Part,
     module: ModuleId,
     stem: Stem,
     class: Option<Layer>,
@@ -61,10 +74,15 @@ pub(super) struct Images {
 }
 
 impl Tower {
-    pub(super) fn new(d: &mut Declare, m: &Model, of: &Vision) -> Self {
+    pub(super) fn new(d: &mut Declare, m: &Model, of: &Vision, part: Part) -> Self {
         let (h, inner) = (of.hidden, of.model(m));
-        let module = d.module(ROOT, "vision", ModuleKind::Layer);
+        let module = d.module(ROOT, names(part).0, ModuleKind::Layer);
         let stem = Stem::new(d, module, of);
+        if of.unused_rows > 0 {
+            let shape = [of.unused_rows, m.hidden];
+            let unused = d.table(module, ("unused", ""), ModuleKind::Layer, shape);
+            d.untrained(unused);
+        }
         d.rows(Some(of.rows()));
         let norm = |d: &mut Declare, name, asked: bool| {
             asked.then(|| Norm::new(d, module, (name, ""), h, &inner, Order::Declared))
@@ -116,6 +134,7 @@ impl Tower {
         }
         Self {
             of: of.clone(),
+            part,
             module,
             stem,
             class,
@@ -137,8 +156,9 @@ impl Tower {
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> Images {
         let mut picked = Vec::new();
         let mut picked_too = Vec::new();
-        let rows = b.inside(|b| {
-            let ropes = Decoder::ropes(b, ["vision_rope_cos", "vision_rope_sin"]);
+        let part = self.part;
+        let rows = b.inside(part, |b| {
+            let ropes = Decoder::ropes(b, names(part).1);
             let surroundings = Surroundings {
                 ropes: ropes.map(|r| r.cast(b)),
                 ..Surroundings::default()
@@ -178,7 +198,7 @@ impl Tower {
         });
         let of = &self.of;
         if let Some(pooling) = &self.pooling {
-            b.inside(|b| pooling.forward(b, of, rows));
+            b.inside(part, |b| pooling.forward(b, of, rows));
         }
         let deepstack = self.deepstack.iter().zip(picked);
         let deepstack = deepstack.map(|(p, x)| p.forward(b, of, x)).collect();
@@ -224,6 +244,13 @@ impl Tower {
         if let Some(class) = self.class {
             x = self.learned_row(b, class, x, true);
         }
+        if of.sinusoids {
+            let waves = b.constant("sinusoids", &[of.rows(), of.hidden], DType::F32, false);
+            x = b.within(self.module, |b| {
+                let waves = b.as_activation(waves);
+                b.g.binary(OpKind::Add, x, waves)
+            });
+        }
         let Some(positions) = self.positions else {
             return x;
         };
@@ -260,7 +287,7 @@ impl Vector {
     fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
         let batch = b.batch();
         let vector = match &self.pooling {
-            Some(pooling) => b.inside(|b| pooling.forward(b, rows)),
+            Some(pooling) => b.inside(Part::First, |b| pooling.forward(b, rows)),
             None => b.within(self.module, |b| {
                 let class = b.g.slice(rows, 1, 0, 1);
                 b.g.reshape(class, &[batch, of.hidden])
@@ -279,6 +306,8 @@ enum Stem {
     Patches(Layer),
     /// Convolutions over the frames of a sound (Whisper).
     Frames([Layer; 2]),
+    /// Convolutions over its frames and bands.
+    Subsampled(Subsampled),
 }
 
 /// Frames that a convolution sees, and the strides of both.
@@ -287,6 +316,10 @@ const STRIDES: [u64; 2] = [1, 2];
 
 impl Stem {
     fn new(d: &mut Declare, at: ModuleId, of: &Vision) -> Self {
+        if let Some(by) = &of.subsampling {
+            let shape = [of.mel_bins, of.patches, of.hidden];
+            return Self::Subsampled(Subsampled::new(d, at, by, shape));
+        }
         if of.mel_bins == 0 {
             d.rows(Some(of.rows()));
             let names = ("patches", "visual.patch_embed");
@@ -313,6 +346,7 @@ impl Stem {
                 let patches = b.within(at, |b| b.as_activation(patches));
                 b.linear(layer, patches)
             }
+            Self::Subsampled(by) => by.forward(b),
             Self::Frames(layers) => {
                 let shape = [batch, of.mel_bins, of.frames()];
                 let frames = b.constant("frames", &shape, DType::F32, true);
@@ -454,7 +488,8 @@ impl Projector {
         let mut read = of.hidden;
         let of_patch = |(n, &width): (usize, &u64)| {
             let name = format!("patch_{}", n + 1);
-            let layer = d.linear(module, (&name, ""), [width, read], of.projector_bias);
+            let bias = of.patch_layer_bias.unwrap_or(of.projector_bias);
+            let layer = d.linear(module, (&name, ""), [width, read], bias);
             read = width;
             layer
         };

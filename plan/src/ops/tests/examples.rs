@@ -244,6 +244,18 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
                 _ => (vec![y, x], vec![w]),
             }
         }
+        OpKind::Conv2d(_) | OpKind::Conv2dGradInput(_) | OpKind::Conv2dGradWeight(_) => {
+            let (x, w, y) = (
+                numbers(&[2, 3, 8, 6]),
+                numbers(&[4, 3, 3, 3]),
+                numbers(&[2, 4, 4, 3]),
+            );
+            match op {
+                OpKind::Conv2d(_) => (vec![x, w], vec![y]),
+                OpKind::Conv2dGradInput(_) => (vec![y, w], vec![x]),
+                _ => (vec![y, x], vec![w]),
+            }
+        }
         OpKind::Embedding => (vec![row_ids, table], vec![rows]),
         OpKind::EmbeddingGrad => (vec![rows, row_ids, table.clone()], vec![table]),
         OpKind::RmsNormWeightGrad => (vec![rows.clone(), rows, stat], vec![column]),
@@ -296,6 +308,8 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         | OpKind::CausalConv1dGrad(_)
         | OpKind::DepthwiseConv(_)
         | OpKind::DepthwiseConvGrad(_)
+        | OpKind::BatchNorm
+        | OpKind::BatchNormGrad
         | OpKind::SelectiveScan
         | OpKind::SelectiveScanGrad
         | OpKind::ChunkScan(_)
@@ -337,6 +351,11 @@ fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             let image = numbers(&[2, 4, 5, 5]);
             let inputs = vec![image.clone(), numbers(&[4, 1, 3, 3]), numbers(&[4])];
             (inputs, image, None)
+        }
+        OpKind::BatchNorm | OpKind::BatchNormGrad => {
+            let x = numbers(&[2, 6, 8]);
+            let inputs = vec![x.clone(), numbers(&[6]), numbers(&[6])];
+            (inputs, x, Some(numbers(&[2, 6])))
         }
         OpKind::HeadLinear | OpKind::HeadLinearGrad => {
             let inputs = vec![wide(4, 3), numbers(&[4, 3, 5]), numbers(&[4, 5])];

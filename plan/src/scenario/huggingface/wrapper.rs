@@ -7,7 +7,7 @@ use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
 use super::unknown::takes;
 use super::{Config, Kind};
-use crate::models::{self, CLASS_DEFAULTS, HfWrapper, Ties, WRAPPERS};
+use crate::models::{self, CLASS_DEFAULTS, Fields, HfWrapper, Ties, WRAPPERS};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
@@ -32,6 +32,18 @@ pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'stati
         .unwrap_or_default()
 }
 
+/// Places of models that are parts of others, and wrap several models themselves.
+const PARTS: [&str; 1] = ["thinker_config"];
+
+/// Returns the wrapper that the scenario takes a file for. Names that are also those of single
+/// models stand for these.
+fn asked_wrapper(d: &Document) -> Option<&'static HfWrapper> {
+    let asked = d.value(Key::ModelType).filter(|_| d.says(Key::ModelType))?;
+    let name = asked.str()?;
+    let single = models::hf_types().any(|(_, hf)| hf.model_type == name);
+    WRAPPERS.iter().find(|w| w.model_type == name && !single)
+}
+
 impl<'t> Config<'t> {
     /// Gives the fields of the language model the name that they have in transformers.
     pub(super) fn name_text_config(&mut self) {
@@ -45,8 +57,29 @@ impl<'t> Config<'t> {
         }
     }
 
-    /// Returns the wrapper that a file is of, unless the scenario takes it for another type.
+    /// Continues with the part of a file that the scenario takes it for, if that wraps several
+    /// models itself: the model that listens and writes, of one that also speaks.
+    pub(super) fn enter_part(&mut self, d: &Document) {
+        let Some(asked) = asked_wrapper(d) else {
+            return;
+        };
+        for part in PARTS {
+            let named = self.get(&format!("{part}.model_type"));
+            let is_asked = named.is_none_or(|name| name.str() == Some(asked.model_type));
+            let fields = self.raw(part).filter(|_| is_asked);
+            if let Some(fields) = fields.and_then(|raw| serde_json::from_str(raw.get()).ok()) {
+                self.fields = fields;
+                return;
+            }
+        }
+    }
+
+    /// Returns the wrapper that a file is of, or that the scenario takes it for, unless it takes it
+    /// for another type.
     pub(super) fn wrapper(&self, d: &Document) -> Option<&'static HfWrapper> {
+        if let Some(asked) = asked_wrapper(d) {
+            return Some(asked);
+        }
         let given = self.get("model_type").filter(|_| !d.says(Key::ModelType))?;
         let name = given.str()?;
         let named = WRAPPERS.iter().find(|w| w.model_type == name);
@@ -58,15 +91,29 @@ impl<'t> Config<'t> {
         })
     }
 
-    /// Returns the key `vision`; `None` without a tower.
-    pub(super) fn vision(
+    /// Returns the keys `vision` and `audio`; `None` without such a tower.
+    pub(super) fn towers(
         &self,
         d: &Document,
         wrapper: &HfWrapper,
+    ) -> Result<[Option<Value>; 2], ScenarioError> {
+        Ok([
+            self.tower(d, wrapper, "vision_config", wrapper.vision)?,
+            self.tower(d, wrapper, "audio_config", wrapper.audio)?,
+        ])
+    }
+
+    /// Returns the key of a tower whose fields are in `config`; `None` without a tower.
+    fn tower(
+        &self,
+        d: &Document,
+        wrapper: &HfWrapper,
+        config: &str,
+        read: fn(Fields<'_>) -> Result<serde_json::Value, String>,
     ) -> Result<Option<Value>, ScenarioError> {
-        let origin = self.get("vision_config").map_or(self.whole(), |v| v.origin);
+        let origin = self.get(config).map_or(self.whole(), |v| v.origin);
         let text = self.text_config(wrapper);
-        let found = (wrapper.vision)(&|name| match name {
+        let found = read(&|name| match name {
             "text_config" => text.clone(),
             _ => self.json(name),
         });
@@ -170,6 +217,7 @@ impl<'t> Config<'t> {
         for read in [
             "architectures",
             "vision_config",
+            "audio_config",
             "img_processor",
             "embd_layer",
         ] {

@@ -1,10 +1,13 @@
 //! Rules for `[model]`.
 
 use super::Checked;
-use crate::config::{Family, Head, LayerType, Loss, ProjectorNorm, Scenario};
+use crate::config::{Conformer, Family, Head, LayerType, Loss, ProjectorNorm, Scenario, Vision};
 use crate::names::nearest;
 use crate::scenario::keys::{Key, families};
 use crate::scenario::merge::Document;
+
+/// Most convolutions that halve the frames of a sound one after the other.
+const MOST_HALVINGS: usize = 8;
 
 /// Refuses keys of `[model]` that do not apply to the family: silence would hide a mistake.
 pub(super) fn unused_keys(s: &Scenario, d: &Document) -> Checked {
@@ -46,7 +49,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d.conflict(&[Key::SeqLen, Key::MaxSeqLen], message));
     }
-    vision(s, d)?;
+    towers(s, d)?;
     compressed_keys(s, d)?;
     summaries(s, d)?;
     if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
@@ -101,8 +104,16 @@ fn summaries(s: &Scenario, d: &Document) -> Checked {
 }
 
 /// Refuses towers whose sizes do not fit, and samples without room for text.
-fn vision(s: &Scenario, d: &Document) -> Checked {
+fn towers(s: &Scenario, d: &Document) -> Checked {
     let options = &s.model.options;
+    if let Some(of) = &options.audio {
+        tower(s, d, Key::Audio, of)?;
+        let memory = of.memory || options.tower_memory().is_some();
+        if options.vision.is_none() || of.vector || options.head == Head::Contrastive || memory {
+            let message = "`audio` is a second tower: it needs `vision`, and the rows of both replace tokens (no memory, no vector)";
+            return Err(d.conflict(&[Key::Audio, Key::Vision], message));
+        }
+    }
     let Some(of) = &options.vision else {
         if options.vision_patches.is_none() {
             return Ok(());
@@ -110,13 +121,40 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
         let message = "`vision_patches` needs a tower: there is no `vision`";
         return Err(d.conflict(&[Key::VisionPatches, Key::Vision], message));
     };
+    tower(s, d, Key::Vision, of)?;
+    if options.encoder_layers > 0 {
+        let message = "a model with an encoder has no tower";
+        return Err(d.conflict(&[Key::Vision, Key::EncoderLayers], message));
+    }
+    let tokens: u64 = options.towers().map(Vision::tokens).sum();
+    if of.vector || of.memory || tokens < s.train.seq_len {
+        return Ok(());
+    }
+    let more = match &options.audio {
+        Some(audio) => format!(" and the {} of a sound (`audio`)", audio.tokens()),
+        None => String::new(),
+    };
+    let message = format!(
+        "the {} tokens of an image (`vision`: patches {} / merge {}){more} leave no room for text in {} (`seq_len`)",
+        of.tokens(),
+        of.patches,
+        of.merge,
+        s.train.seq_len
+    );
+    Err(d.conflict(&[Key::SeqLen, Key::Vision], message))
+}
+
+/// Refuses sizes of a tower that do not fit together or to the language model.
+fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
+    let options = &s.model.options;
+    let name = key.info().key;
     let conflict = |keys: &[Key], message: String| Err(d.conflict(keys, message));
     if !of.hidden.is_multiple_of(of.heads) || !(of.hidden / of.heads).is_multiple_of(2) {
         let message = format!(
-            "`vision`: hidden ({}) divided by heads ({}) is not an even number",
+            "`{name}`: hidden ({}) divided by heads ({}) is not an even number",
             of.hidden, of.heads
         );
-        return conflict(&[Key::Vision], message);
+        return conflict(&[key], message);
     }
     let whole = !of.pool
         && of.patch_layers.is_empty()
@@ -125,68 +163,79 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
             ProjectorNorm::None | ProjectorNorm::Merged | ProjectorNorm::LayerMerged
         );
     if !of.picked.is_empty() && of.tile_rows == 0 && of.projector && !whole {
-        let message = "`vision`: what a projector reads of several blocks (picked) is normalized as a whole (projector_norm merged or layer_merged), and not averaged (pool) or projected before it is merged (patch_layers)".to_owned();
-        return conflict(&[Key::Vision], message);
+        let message = format!(
+            "`{name}`: what a projector reads of several blocks (picked) is normalized as a whole (projector_norm merged or layer_merged), and not averaged (pool) or projected before it is merged (patch_layers)"
+        );
+        return conflict(&[key], message);
     }
     let kv_heads = of.kv_heads.unwrap_or(of.heads);
     if !of.heads.is_multiple_of(kv_heads) {
         let message = format!(
-            "`vision`: heads ({}) is not divisible by kv_heads ({kv_heads})",
+            "`{name}`: heads ({}) is not divisible by kv_heads ({kv_heads})",
             of.heads
         );
-        return conflict(&[Key::Vision], message);
+        return conflict(&[key], message);
     }
     if !of.patches.is_multiple_of(of.merge) {
         let message = format!(
-            "`vision`: patches ({}) is not divisible by merge ({})",
+            "`{name}`: patches ({}) is not divisible by merge ({})",
             of.patches, of.merge
         );
-        return conflict(&[Key::Vision], message);
+        return conflict(&[key], message);
+    }
+    if let Some(by) = &of.subsampling {
+        let left = by.left(by.chunk).max(1);
+        if of.mel_bins == 0 || by.channels.len() > MOST_HALVINGS || !of.patches.is_multiple_of(left)
+        {
+            let message = format!(
+                "`{name}`: subsampling needs bands (mel_bins), at most {MOST_HALVINGS} convolutions, and patches ({}) that are divisible by the {left} rows of a chunk",
+                of.patches
+            );
+            return conflict(&[key], message);
+        }
+    }
+    if let Some(fault) = of.conformer.as_ref().and_then(Conformer::fault) {
+        let message = format!("`{name}`: conformer: {fault}");
+        return conflict(&[key], message);
     }
     let joins = !of.vector;
     if joins && !of.projector && of.latents == 0 && of.hidden != s.model.hidden {
         let message = format!(
-            "`vision`: without a projector, hidden ({}) must be that of the language model ({})",
+            "`{name}`: without a projector, hidden ({}) must be that of the language model ({})",
             of.hidden, s.model.hidden
         );
-        return conflict(&[Key::Vision, Key::Hidden], message);
+        return conflict(&[key, Key::Hidden], message);
     }
     if of.vector && !of.projector && of.hidden != options.vector_width {
         let message = format!(
-            "`vision`: without a projector, hidden ({}) must be `vector_width` ({})",
+            "`{name}`: without a projector, hidden ({}) must be `vector_width` ({})",
             of.hidden, options.vector_width
         );
-        return conflict(&[Key::Vision, Key::VectorWidth], message);
+        return conflict(&[key, Key::VectorWidth], message);
     }
     if of.vector && !of.class_token && !of.pooling_head {
-        let message = "`vision`: a vector needs a class or attention that pools".to_owned();
-        return conflict(&[Key::Vision], message);
+        let message = format!("`{name}`: a vector needs a class or attention that pools");
+        return conflict(&[key], message);
     }
     let heads = &of.latent_heads;
     let fits = matches!(heads[..], [q, kv, _] if kv > 0 && q.is_multiple_of(kv));
     if of.latents > 0 && !fits {
         let message = format!(
-            "`vision`: latent_heads must be heads of queries, heads of keys that divide them, and the dimension of one, not {heads:?}"
+            "`{name}`: latent_heads must be heads of queries, heads of keys that divide them, and the dimension of one, not {heads:?}"
         );
-        return conflict(&[Key::Vision], message);
+        return conflict(&[key], message);
+    }
+    if of.latent_window > 0 && (of.latent_width == 0 || of.latent_vocab > 0) {
+        let message = format!(
+            "`{name}`: windows (latent_window) are those of a Q-Former (latent_width) without a text (latent_vocab)"
+        );
+        return conflict(&[key], message);
     }
     if of.latent_width > 0 && (of.latents == 0 || heads[0] != heads[1]) {
-        let message = "`vision`: a Q-Former (latent_width) has learned rows (latents) and a key for each query (latent_heads)".to_owned();
-        return conflict(&[Key::Vision], message);
-    }
-    if options.encoder_layers > 0 {
-        let message = "a model with an encoder has no tower".to_owned();
-        return conflict(&[Key::Vision, Key::EncoderLayers], message);
-    }
-    if joins && !of.memory && of.tokens() >= s.train.seq_len {
         let message = format!(
-            "the {} tokens of an image (`vision`: patches {} / merge {}) leave no room for text in {} (`seq_len`)",
-            of.tokens(),
-            of.patches,
-            of.merge,
-            s.train.seq_len
+            "`{name}`: a Q-Former (latent_width) has learned rows (latents) and a key for each query (latent_heads)"
         );
-        return conflict(&[Key::SeqLen, Key::Vision], message);
+        return conflict(&[key], message);
     }
     Ok(())
 }

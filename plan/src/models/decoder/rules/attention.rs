@@ -255,7 +255,9 @@ pub(super) fn check_disentangled(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.disentangled_rows > 0 {
         let other = match () {
-            () if o.packed_qkv != PackedQkv::None => Some("packed_qkv"),
+            () if o.packed_qkv != PackedQkv::None && !o.disentangled_projections => {
+                Some("packed_qkv")
+            }
             () if m.kv_heads != m.heads => Some("kv_heads"),
             () if o.relative_buckets > 0 => Some("relative_buckets"),
             () if o.latent.is_used() => Some("kv_lora_rank"),

@@ -1,6 +1,6 @@
 //! Rules for encoders of images and sounds.
 
-use crate::config::{Family, Head, ImagePooling, Model, PositionEmbedding};
+use crate::config::{Family, Head, ImagePooling, Model, PositionEmbedding, Sound};
 use crate::models::spec::Conflict;
 use crate::models::stages;
 
@@ -9,7 +9,25 @@ pub(in crate::models::decoder) fn check_images(m: &Model) -> Result<(), Conflict
     super::check(m)?;
     check_reconstruction(m)?;
     check_sound(m)?;
+    check_conformer(m)?;
     stages::check(m)
+}
+
+/// Refuses sizes of conformers that do not fit together, and what replaces their parts.
+fn check_conformer(m: &Model) -> Result<(), Conflict> {
+    let (o, Some(of)) = (&m.options, &m.options.conformer) else {
+        return Ok(());
+    };
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    if o.stages.is_some() || o.reconstruction.is_some() || o.relative_buckets > 0 || o.layer_scale {
+        let message = "`conformer` has blocks of its own: it excludes `stages`, `reconstruction`, `relative_buckets` and `layer_scale`";
+        let keys = &["conformer", "stages", "relative_buckets", "layer_scale"];
+        return conflict(keys, message.to_owned());
+    }
+    match of.fault() {
+        Some(fault) => conflict(&["conformer"], format!("`conformer`: {fault}")),
+        None => Ok(()),
+    }
 }
 
 /// Refuses decoders of images whose sizes do not fit.
@@ -53,7 +71,9 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
     };
     let conflict = |keys, message: String| Err(Conflict::new(keys, message));
     let lengths = [of.widths.len(), of.kernels.len(), of.strides.len()];
-    if lengths[0] == 0 || lengths != [lengths[0]; 3] {
+    if of.bands > 0 {
+        check_frames(m, of)?;
+    } else if lengths[0] == 0 || lengths != [lengths[0]; 3] {
         let message = format!(
             "`sound`: widths, kernels and strides must have a number for each convolution, not {}, {} and {}",
             lengths[0], lengths[1], lengths[2]
@@ -76,7 +96,12 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         return conflict(&["sound", "hidden"], message);
     }
     let alone = !o.class_token && !o.mask_token && o.register_tokens == 0 && o.stages.is_none();
-    if !alone || o.position_embedding != PositionEmbedding::None {
+    // Conformers may rotate queries and keys.
+    let ordered = match o.position_embedding {
+        PositionEmbedding::Rotary => o.conformer.is_some(),
+        other => other == PositionEmbedding::None,
+    };
+    if !alone || !ordered {
         let message = "`sound` has rows of a sound alone: `class_token` and `mask_token` must be false, `position_embedding` \"none\", without `register_tokens` and `stages`";
         let keys = &[
             "sound",
@@ -95,6 +120,19 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
     if of.gated_biases && o.relative_buckets == 0 {
         let message = "`sound`: gated_biases need biases: `relative_buckets` is 0";
         return conflict(&["sound", "relative_buckets"], message.to_owned());
+    }
+    Ok(())
+}
+
+/// Refuses convolutions over frames that do not fit together.
+fn check_frames(m: &Model, of: &Sound) -> Result<(), Conflict> {
+    let left = of.subsampling.as_ref().map_or(1, |by| by.left(by.chunk));
+    if !m.max_seq_len.is_multiple_of(left.max(1)) {
+        let message = format!(
+            "`sound`: rows (`max_seq_len` {}) are not divisible by the {left} of a chunk (subsampling)",
+            m.max_seq_len
+        );
+        return Err(Conflict::new(&["sound", "max_seq_len"], message));
     }
     Ok(())
 }

@@ -31,6 +31,7 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ),
     ("cwm", r#"{"num_key_value_heads": 8}"#),
     ("data2vec-text", r#"{"max_position_embeddings": 512}"#),
+    ("deberta", r#"{"max_position_embeddings": 512}"#),
     ("deberta-v2", r#"{"max_position_embeddings": 512}"#),
     (
         "deepseek_v2",

@@ -716,6 +716,64 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
     HfType {
+        model_type: "deberta",
+        architecture: "DebertaForMaskedLM",
+        fixed: &[
+            LAYER_NORM,
+            AFTER_SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            EMBEDDING_NORM,
+            ("key_bias", Given::Bool(false)),
+            ("packed_qkv", Given::Str("per_head")),
+            ("disentangled_projections", Given::Bool(true)),
+        ],
+        common: SHAPE,
+        fields: &[
+            field(
+                &["layer_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-7)),
+            ),
+            GELU,
+            field(
+                &["type_vocab_size"],
+                Meaning::Default("token_types", Given::Int(0)),
+            ),
+            POSITIONS,
+            derived("position_embedding", &["position_biased_input"], |file| {
+                let off = file("position_biased_input") == Some(false.into());
+                Ok(Some(if off { "none" } else { "learned" }.into()))
+            }),
+            derived(
+                "disentangled_rows",
+                &[
+                    "relative_attention",
+                    "max_relative_positions",
+                    "pos_att_type",
+                ],
+                |file| Ok(Some(first_relative_rows(file)?.into())),
+            ),
+            derived(
+                "pooler",
+                &[
+                    "embedding_size",
+                    "legacy",
+                    "pooler_hidden_size",
+                    "pooler_hidden_act",
+                    "talking_head",
+                ],
+                |file| {
+                    plain_deberta(file)?;
+                    if file("talking_head") == Some(true.into()) {
+                        return Err("`talking_head` must be false".to_owned());
+                    }
+                    no_pooler(file, "DebertaModel")
+                },
+            ),
+        ],
+    },
+    HfType {
         model_type: "deberta-v2",
         architecture: "DebertaV2ForMaskedLM",
         fixed: &[
@@ -899,6 +957,26 @@ fn relative_rows(file: Fields<'_>) -> Result<u64, String> {
     }
     let reach = number("position_buckets").or_else(|| number("max_relative_positions"));
     let reach = reach.or_else(|| number("max_position_embeddings"));
+    Ok(2 * reach.unwrap_or(512))
+}
+
+/// Returns the rows of the table of relative positions of DeBERTa v1; 0 without one.
+fn first_relative_rows(file: Fields<'_>) -> Result<u64, String> {
+    if file("relative_attention") != Some(true.into()) {
+        return Ok(0);
+    }
+    let kinds = match file("pos_att_type") {
+        Some(Value::String(words)) => words.to_lowercase(),
+        other => other.map_or_else(String::new, |list| list.to_string()),
+    };
+    if !kinds.contains("c2p") || !kinds.contains("p2c") {
+        return Err(
+            "`pos_att_type` must be c2p and p2c: one projection of positions alone is not planned"
+                .to_owned(),
+        );
+    }
+    let number = |name: &str| file(name).and_then(|n| n.as_u64()).filter(|n| *n > 0);
+    let reach = number("max_relative_positions").or_else(|| number("max_position_embeddings"));
     Ok(2 * reach.unwrap_or(512))
 }
 

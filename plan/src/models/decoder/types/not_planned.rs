@@ -53,11 +53,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ("cpmant", "segments with biases of relative positions", None),
     ("cvt", "convolutions before attention in each stage", None),
     (
-        "deberta",
-        "projections of positions that each layer has, and one of queries, keys and values together",
-        None,
-    ),
-    (
         "deepseek_ocr2",
         "two towers of images, one of them with windows (SAM)",
         None,
@@ -167,11 +162,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "granite_docling",
         "projectors of several blocks of the tower, coarse and fine",
-        Some("granite"),
-    ),
-    (
-        "granite_speech",
-        "a tower of sounds with attention and convolutions (Conformer)",
         Some("granite"),
     ),
     (
@@ -370,13 +360,8 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("qwen2"),
     ),
     (
-        "parakeet_ctc",
-        "blocks with attention and convolutions (Conformer)",
-        None,
-    ),
-    (
         "parakeet_encoder",
-        "blocks with attention and convolutions (Conformer)",
+        "the fields of an encoder alone, which a file of `parakeet_ctc` has as its `encoder_config`",
         None,
     ),
     (
@@ -423,23 +408,13 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "qwen2_5_omni",
-        "towers of images and of sounds at once, and a model that speaks",
-        Some("qwen2"),
-    ),
-    (
-        "qwen2_5_omni_thinker",
-        "towers of images and of sounds at once, and a model that speaks",
-        Some("qwen2"),
+        "a model that speaks, behind the one that listens and writes (`thinker_config`)",
+        Some("qwen2_5_omni_thinker"),
     ),
     (
         "qwen3_omni_moe",
-        "towers of images and of sounds at once, and a model that speaks",
-        Some("qwen3_moe"),
-    ),
-    (
-        "qwen3_omni_moe_thinker",
-        "towers of images and of sounds at once, and a model that speaks",
-        Some("qwen3_moe"),
+        "a model that speaks, behind the one that listens and writes (`thinker_config`)",
+        Some("qwen3_omni_moe_thinker"),
     ),
     (
         "qwen4_exp",
@@ -579,16 +554,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     ("vision-encoder-decoder", "two models in one file", None),
     (
-        "wav2vec2-bert",
-        "blocks with attention and convolutions (Conformer)",
-        None,
-    ),
-    (
-        "wav2vec2-conformer",
-        "blocks with attention and convolutions (Conformer)",
-        None,
-    ),
-    (
         "xlnet",
         "two streams of attention and relative positions that layers project",
         None,
@@ -633,11 +598,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "voxtral_realtime",
         "norms of the language model that depend on a time",
         None,
-    ),
-    (
-        "qwen3_asr",
-        "a tower of sounds with convolutions over two dimensions",
-        Some("qwen3"),
     ),
     ("pi0", "a second model that makes actions", None),
     (

@@ -6,7 +6,7 @@ use crate::models::hf::{FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS
 use serde_json::{Map, Value, json};
 
 /// Rows of ten seconds of 16,000 samples, of convolutions with the usual strides.
-const ROWS: u64 = 499;
+pub(super) const ROWS: u64 = 499;
 
 /// Returns the numbers of each convolution over samples.
 fn list(file: Fields<'_>, name: &str, default: [u64; 7]) -> Result<Value, String> {
@@ -58,7 +58,7 @@ fn convolutions(file: Fields<'_>, by_words: bool) -> Result<Map<String, Value>, 
 }
 
 /// Returns the key `sound` of a type with wav2vec 2.0's code.
-fn wav2vec2(file: Fields<'_>) -> Result<Option<Value>, String> {
+pub(super) fn wav2vec2(file: Fields<'_>) -> Result<Option<Value>, String> {
     let mut out = convolutions(file, true)?;
     let kernel = size(file, "num_conv_pos_embeddings", 128)?;
     out.insert("position_kernel".to_owned(), kernel.into());
@@ -73,7 +73,7 @@ fn reads_norms(file: Fields<'_>) -> bool {
 }
 
 /// Refuses classes with output layers of their own.
-fn labels(file: Fields<'_>) -> Result<Option<Value>, String> {
+pub(super) fn labels(file: Fields<'_>) -> Result<Option<Value>, String> {
     let classes = file("architectures");
     let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
     if let Some(class) = first.filter(|class| class.ends_with("ForSequenceClassification")) {
@@ -87,7 +87,7 @@ fn labels(file: Fields<'_>) -> Result<Option<Value>, String> {
     Ok(Some(integer(file, "vocab_size", 32).into()))
 }
 
-const COMMON: &[Field] = &[
+pub(super) const COMMON: &[Field] = &[
     HIDDEN,
     FFN,
     LAYERS,
@@ -97,7 +97,13 @@ const COMMON: &[Field] = &[
         &["hidden_act"],
         Meaning::Choice(
             "activation",
-            &[("gelu", "gelu"), ("gelu_new", "gelu_new"), ("relu", "relu")],
+            &[
+                ("gelu", "gelu"),
+                ("gelu_new", "gelu_new"),
+                ("relu", "relu"),
+                ("swish", "silu"),
+                ("silu", "silu"),
+            ],
         ),
     ),
     field(&["feat_extract_activation"], Meaning::Word(&["gelu"])),
@@ -158,7 +164,7 @@ const STABLE: [Field; 2] = [
     }),
 ];
 
-const FIXED: &[(&str, Given)] = &[
+pub(super) const FIXED: &[(&str, Given)] = &[
     ("norm", Given::Str("layer_norm")),
     ("gated_mlp", Given::Bool(false)),
     ("bias", Given::Bool(true)),
@@ -246,7 +252,7 @@ pub(super) const TYPES: &[HfType] = &[
     },
 ];
 
-const SOUND_FIELDS: &[&str] = &[
+pub(super) const SOUND_FIELDS: &[&str] = &[
     "conv_dim",
     "conv_kernel",
     "conv_stride",

@@ -4,7 +4,7 @@ use super::wrappers::{
     DEPTH, HEADS, INNER, INTERNVL, PATCHES, Tower, WIDTH, audioflamingo3, clip, internvl_of,
     merged, qwen2_5_vl, siglip_of, with,
 };
-use crate::models::hf::{Fields, HfWrapper, Ties};
+use crate::models::hf::{Fields, HfWrapper, Ties, no_tower};
 use serde_json::{Value, json};
 
 /// The tower of Qwen2.5-VL with fewer heads of keys than of queries.
@@ -147,6 +147,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("exaone4", "exaone4"), ("exaone4_5_text", "exaone4")],
         vision: exaone4_5,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qianfan_ocr",
@@ -154,6 +155,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen3", "qwen3")],
         vision: qianfan_ocr,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "internvl_chat",
@@ -161,6 +163,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Text,
         text: &[("qwen2", "qwen2")],
         vision: internvl_chat,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "video_llama_3",
@@ -168,6 +171,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("qwen2", "qwen2")],
         vision: video_llama_3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "paddleocr_vl",
@@ -175,6 +179,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("paddleocr_vl_text", "ernie4_5")],
         vision: paddleocr_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "vipllava",
@@ -182,6 +187,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("llama", "llama")],
         vision: vipllava,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "glmasr",
@@ -189,6 +195,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("llama", "llama")],
         vision: glmasr,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "musicflamingo",
@@ -197,5 +204,6 @@ pub(super) const TYPES: &[HfWrapper] = &[
         text: &[("qwen2", "qwen2")],
         // Rows are rotated without parameters.
         vision: audioflamingo3,
+        audio: no_tower,
     },
 ];

@@ -4,7 +4,7 @@
 //! `text_config`. One image per sample is planned: of the size that the tower was trained with, or
 //! of 1,024 patches in towers that take images of any size. A sound fills the tower's positions.
 
-use crate::models::hf::{Fields, HfWrapper, Ties};
+use crate::models::hf::{Fields, HfWrapper, Ties, no_tower};
 use serde_json::{Value, json};
 
 /// Patches of a sample in towers that take images of any size.
@@ -124,7 +124,7 @@ pub(super) fn merged(t: &Tower<'_>, default: u64) -> u64 {
     edge * edge
 }
 
-fn qwen3_vl(file: Fields<'_>) -> Result<Value, String> {
+pub(super) fn qwen3_vl(file: Fields<'_>) -> Result<Value, String> {
     qwen3(file, json!([8, 16, 24]))
 }
 
@@ -576,14 +576,7 @@ fn gemma3(file: Fields<'_>) -> Result<Value, String> {
 }
 
 /// Gemma 4's tower: rows of a patch in two tables of positions, which are one here.
-fn gemma4(file: Fields<'_>) -> Result<Value, String> {
-    if file("audio_config").is_some() {
-        return Err("`audio_config` must be null: audio towers are not planned".to_owned());
-    }
-    // The class has no tower then.
-    if file("vision_config").is_none() {
-        return Ok(Value::Null);
-    }
+pub(super) fn gemma4(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let [layers, hidden, heads, ffn] =
         t.shape([(DEPTH, 16), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
@@ -1115,6 +1108,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")],
         vision: qwen2_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qwen2_5_vl",
@@ -1122,6 +1116,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")],
         vision: qwen2_5_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qwen3_vl",
@@ -1129,6 +1124,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen3_vl_text", "qwen3")],
         vision: qwen3_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qwen3_vl_moe",
@@ -1136,6 +1132,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: QWEN3_MOE,
         vision: qwen3_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qwen3_5",
@@ -1143,6 +1140,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen3_5_text", "qwen3_5_text")],
         vision: qwen3_5,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qwen3_5_moe",
@@ -1150,6 +1148,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen3_5_moe_text", "qwen3_5_moe_text")],
         vision: qwen3_5,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "gemma3",
@@ -1157,13 +1156,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("gemma3_text", "gemma3_text")],
         vision: gemma3,
-    },
-    HfWrapper {
-        model_type: "gemma4",
-        architecture: "Gemma4ForConditionalGeneration",
-        ties: Ties::Whole,
-        text: &[("gemma4_text", "gemma4_text")],
-        vision: gemma4,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "paligemma",
@@ -1171,6 +1164,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("gemma", "gemma")],
         vision: paligemma,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "llava",
@@ -1178,6 +1172,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("llama", "llama")],
         vision: llava,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "phi3_v",
@@ -1185,6 +1180,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("phi3_v", "phi3")],
         vision: phi3_v,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "mistral3",
@@ -1192,6 +1188,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("mistral", "mistral")],
         vision: mistral3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "llama4",
@@ -1199,6 +1196,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Text,
         text: &[("llama4_text", "llama4_text")],
         vision: llama4,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "kimi_k25",
@@ -1206,6 +1204,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("kimi_k2", "kimi_k2"), ("deepseek_v3", "deepseek_v3")],
         vision: kimi_k25,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "minimax_m3_vl",
@@ -1213,6 +1212,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("minimax_m3_vl_text", "minimax_m3_vl_text")],
         vision: minimax_m3_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "internvl",
@@ -1220,6 +1220,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen2", "qwen2")],
         vision: internvl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "blip-2",
@@ -1227,6 +1228,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Text,
         text: &[("opt", "opt")],
         vision: blip_2,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "instructblip",
@@ -1234,6 +1236,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Text,
         text: &[("opt", "opt")],
         vision: instructblip,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "instructblipvideo",
@@ -1241,6 +1244,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Text,
         text: &[("opt", "opt")],
         vision: instructblip,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "deepseek_vl",
@@ -1248,6 +1252,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("llama", "llama")],
         vision: deepseek_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "lighton_ocr",
@@ -1255,6 +1260,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen3", "qwen3")],
         vision: mistral3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "cohere_compass",
@@ -1262,6 +1268,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("cohere_compass_text", "cohere_compass_text")],
         vision: qwen3_vl,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "glm_ocr",
@@ -1269,6 +1276,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("glm_ocr_text", "glm_ocr_text")],
         vision: glm_ocr,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "idefics2",
@@ -1276,6 +1284,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("mistral", "mistral")],
         vision: idefics2,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "idefics3",
@@ -1283,6 +1292,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("llama", "llama")],
         vision: idefics3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "smolvlm",
@@ -1290,6 +1300,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("llama", "llama")],
         vision: idefics3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "llava_next",
@@ -1297,6 +1308,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("llama", "llama")],
         vision: llava_next,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "llava_next_video",
@@ -1304,6 +1316,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("llama", "llama")],
         vision: llava_next_video,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "shieldgemma2",
@@ -1311,6 +1324,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("gemma3_text", "gemma3_text")],
         vision: gemma3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "llava_onevision",
@@ -1318,6 +1332,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("qwen2", "qwen2")],
         vision: llava_next,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "glm4v",
@@ -1325,6 +1340,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("glm4v_text", "glm4v_text")],
         vision: glm4v,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "glm4v_moe",
@@ -1332,6 +1348,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Either,
         text: &[("glm4v_moe_text", "glm4v_moe_text")],
         vision: glm4v,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "glm46v",
@@ -1339,6 +1356,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("glm4v_text", "glm4v_text")],
         vision: glm4v,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "clip",
@@ -1346,6 +1364,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("clip_text_model", "clip")],
         vision: clip_whole,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "siglip",
@@ -1353,6 +1372,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("siglip_text_model", "siglip")],
         vision: siglip_whole,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "siglip2",
@@ -1360,6 +1380,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("siglip2_text_model", "siglip2")],
         vision: siglip2_whole,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "mllama",
@@ -1367,6 +1388,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("mllama_text_model", "mllama_text_model")],
         vision: mllama,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "qwen2_audio",
@@ -1374,6 +1396,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("qwen2", "qwen2")],
         vision: qwen2_audio,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "audioflamingo3",
@@ -1381,6 +1404,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("qwen2", "qwen2")],
         vision: audioflamingo3,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "aya_vision",
@@ -1388,6 +1412,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("cohere2", "cohere2")],
         vision: aya_vision,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "cohere2_vision",
@@ -1395,6 +1420,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("cohere2", "cohere2")],
         vision: cohere2_vision,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "voxtral",
@@ -1402,6 +1428,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("llama", "llama")],
         vision: voxtral,
+        audio: no_tower,
     },
     HfWrapper {
         model_type: "lfm2_vl",
@@ -1409,5 +1436,6 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("lfm2", "lfm2")],
         vision: lfm2_vl,
+        audio: no_tower,
     },
 ];
