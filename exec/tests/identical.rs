@@ -233,60 +233,6 @@ fn offloaded_state_ends_with_the_same_weights() {
     }
 }
 
-/// Experts that `fully_shard` does not manage are updated like those in groups of one rank, also
-/// if gradients are summed and scaled in bf16. Both are sums over the same tokens.
-#[test]
-fn ignored_experts_end_with_the_same_weights() {
-    let experts = [
-        "mesh.ep=4",
-        "fsdp.policy=fsdp2",
-        "moe.capacity_factor=4",
-        "train.grad_norm=true",
-    ];
-    let ignored: [&[&str]; 2] = [
-        &["fsdp.ignored_params=experts"],
-        &[
-            "fsdp.ignored_params=[\"layers.*.mlp.experts\"]",
-            "fsdp.reshard_after_forward=false",
-        ],
-    ];
-    let bf16 = [
-        "precision.main_params=none",
-        "precision.main_grads=bf16",
-        "precision.reduce_dtype=bf16",
-    ];
-    let twice = ["train.micro_batch=1", "train.grad_accum=2"];
-    let last = "fsdp.gradient_sync=last";
-    for set in [
-        &["precision.compute=f32"][..],
-        &["precision.compute=f32", "train.recompute=full"],
-        &["precision.compute=f32", twice[0], twice[1]],
-        &["precision.compute=f32", twice[0], twice[1], last],
-        &[
-            "precision.compute=f32",
-            twice[0],
-            twice[1],
-            "train.joint_backward=true",
-        ],
-        &bf16,
-        &[bf16[0], bf16[1], bf16[2], twice[0], twice[1], last],
-        &[
-            "precision.compute=f32",
-            "fsdp.gradient_scaling_factor=0.5",
-            "train.optimizer=sgd",
-        ],
-    ] {
-        same("small-moe", &[&experts, set].concat(), &ignored);
-    }
-    // Frozen parameters on all ranks.
-    let frozen = [
-        &experts[..],
-        &["precision.compute=f32", "fsdp.frozen=[\"tok_embeddings\"]"],
-    ];
-    let all = "fsdp.ignored_params=[\"tok_embeddings\", \"layers.*.mlp.experts\"]";
-    same("small-moe", &frozen.concat(), &[&[all]]);
-}
-
 /// Activations return from host memory unchanged.
 #[test]
 fn activations_from_host_memory_are_the_same() {
