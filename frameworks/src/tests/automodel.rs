@@ -207,7 +207,6 @@ fn experts_that_one_rank_has_are_not_managed() {
         read("Qwen/Qwen3-30B-A3B", 4, ""),
         read("Qwen/Qwen3-30B-A3B", 1, ""),
         dense(""),
-        experts("distributed.strategy: megatron_fsdp"),
     ] {
         assert_eq!(setting(&job, key), None);
     }
