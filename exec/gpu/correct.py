@@ -245,6 +245,11 @@ def moe():
     }
     alike = ("forced, seeded", "forced, 128 experts, top 8", "f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
+    if every > 1:
+        # No two ranks have the same expert, and FSDP does not manage any.
+        own = [f"mesh.ep={every}", "fsdp.policy=fsdp2", "fsdp.ignored_params=experts", "moe.capacity_factor=4"]
+        half = ["precision.main_params=none", "precision.main_grads=bf16"]
+        ways |= {"ignored experts": ([*f32, *own], 1e-3), "ignored experts, bf16": ([*bf16, *half, *own], 3e-2)}
     # These policies reserve rows for equally popular experts.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
     ways |= {f"{way}, ep {ep}": ([*ways[way][0], *room.get(way, []), f"mesh.ep={ep}"], ways[way][1]) for ep in sizes for way in alike if ep == 2 or way in ("f32", "bf16")}

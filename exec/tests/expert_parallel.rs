@@ -481,6 +481,48 @@ fn rows_across_nodes_have_the_bits_of_one_node() {
     }
 }
 
+/// Experts that `fully_shard` does not manage are updated like those in groups of one rank, also if
+/// gradients are summed and scaled in bf16.
+#[test]
+fn ignored_experts_have_the_bits_of_managed_ones() {
+    let fsdp2 = ["fsdp.policy=fsdp2", ROOM, "train.grad_norm=true"];
+    let half = [
+        "precision.compute=bf16",
+        "precision.main_params=none",
+        "precision.main_grads=bf16",
+        "precision.reduce_dtype=bf16",
+    ];
+    let twice = ["train.micro_batch=1", "train.grad_accum=2"];
+    let last = "fsdp.gradient_sync=last";
+    for set in [
+        &[][..],
+        &["train.recompute=full"],
+        &["fsdp.reshard_after_forward=false"],
+        &twice,
+        &[twice[0], twice[1], last],
+        &[twice[0], twice[1], "train.joint_backward=true"],
+        &["fsdp.gradient_scaling_factor=0.5", "train.optimizer=sgd"],
+        &half,
+        &[half[0], half[1], half[2], half[3], twice[0], twice[1], last],
+    ] {
+        let run = |own: &[&str]| all_bits(&trained(4, 4, &[&fsdp2[..], set, own].concat()));
+        let managed = run(&[]);
+        for ignored in ["experts", "[\"layers.*.mlp.experts\"]"] {
+            let ignored = format!("fsdp.ignored_params={ignored}");
+            assert_eq!(run(&[&ignored]), managed, "{set:?} {ignored}");
+        }
+    }
+    // Frozen parameters may be on all ranks. Norms of weights sum shards in another order.
+    let frozen = "fsdp.frozen=[\"tok_embeddings\"]";
+    let bits = |own: &[&str]| -> Vec<u64> {
+        let o = trained(4, 4, &[&fsdp2[..], &[frozen], own].concat());
+        let all = o.run.losses.iter().chain(&o.run.grad_norms);
+        all.map(|v| v.to_bits()).collect()
+    };
+    let all = "fsdp.ignored_params=[\"tok_embeddings\", \"layers.*.mlp.experts\"]";
+    assert_eq!(bits(&[all]), bits(&[]));
+}
+
 #[test]
 fn equal_runs_are_equal_to_the_last_bit() {
     let [a, b] = [0, 1].map(|_| trained(4, 2, &["compile.mode=regions"]));
@@ -590,9 +632,9 @@ fn captured_parts_of_experts_have_the_bits_of_eager_ones() {
 #[test]
 fn a_checkpoint_is_that_of_all_experts() {
     let dir = tempfile::tempdir().unwrap();
-    let until = |steps, dp: u32, ep: u32, policy: &str| {
-        let (mesh, policy) = (mesh(dp, ep), format!("fsdp.policy={policy}"));
-        let set = settings(&mesh, &[&policy]);
+    let until = |steps, dp: u32, ep: u32, set: &[&str]| {
+        let mesh = mesh(dp, ep);
+        let set = settings(&mesh, set);
         let options = RunOptions {
             steps: Some(steps),
             checkpoints: Some(CheckpointOptions {
@@ -606,10 +648,11 @@ fn a_checkpoint_is_that_of_all_experts() {
         run(&load("small-moe", &set), options)
     };
     let whole = trained(4, 1, &[]);
-    until(1, 4, 2, "native");
-    assert_eq!(until(2, 4, 4, "fsdp2").resumed_from, 1);
-    assert_eq!(until(3, 4, 1, "native").resumed_from, 2);
-    let o = until(STEPS, 4, 2, "megatron");
+    until(1, 4, 2, &["fsdp.policy=native"]);
+    let ignored = ["fsdp.policy=fsdp2", "fsdp.ignored_params=experts"];
+    assert_eq!(until(2, 4, 4, &ignored).resumed_from, 1);
+    assert_eq!(until(3, 4, 1, &["fsdp.policy=native"]).resumed_from, 2);
+    let o = until(STEPS, 4, 2, &["fsdp.policy=megatron"]);
     assert_eq!(o.resumed_from, 3);
     assert_close(&o, &whole, "resumed");
 }

@@ -114,6 +114,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     graphs::decide(draft)?;
     precision::decide(draft, engine, &reader.formats)?;
     precision::float8(draft)?;
+    if reader.formats.iter().any(|f| f.name == NEMO) {
+        automodel::ignore_experts(draft)?;
+    }
     for format in &reader.formats {
         let defaults = format.defaults.iter();
         for default in defaults.filter(|d| d.key != experts::DISPATCHER) {

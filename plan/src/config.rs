@@ -53,8 +53,8 @@ pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use expression::{Expression, Patterns};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
-    AllocatorKind, Atomic, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch,
-    PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
+    AllocatorKind, Atomic, Fsdp, GradientSync, IgnoredParams, Offload, OuterStrategy, PolicyKind,
+    Prefetch, PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};

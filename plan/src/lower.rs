@@ -37,7 +37,7 @@ use crate::recipes;
 use crate::shard::placements::shard_axis;
 use crate::shard::{
     Apart, Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups,
-    check_frozen,
+    check_frozen, check_ignored, ignored_params,
 };
 use activation_offload::ActivationOffload;
 use buffers::TapeBuffers;
@@ -167,6 +167,7 @@ pub(crate) fn plan(
         modules, params, ..
     } = &model.tree;
     check_frozen(&scenario.fsdp.frozen, modules)?;
+    check_ignored(&scenario.fsdp.ignored_params, modules)?;
     if !params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
@@ -206,6 +207,7 @@ pub(crate) fn plan_tape(
     tape: &Tape,
 ) -> Result<Program, PlanError> {
     check_frozen(&scenario.fsdp.frozen, &tape.modules)?;
+    check_ignored(&scenario.fsdp.ignored_params, &tape.modules)?;
     if !tape.params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
@@ -405,6 +407,7 @@ fn units(
             float8_rows: recipes::gathered_block(&scenario.precision.float8)
                 .map(|block| block.rows_of_both() as u32),
             muon,
+            ignored: &ignored_params(&scenario.fsdp.ignored_params, modules, params),
         },
     )?;
     Ok((specs, groups))

@@ -15,7 +15,7 @@ pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
 pub use groups::{
     Apart, LayoutKind, UnitSpec, assign_units, build_groups, check_excluded, check_frozen,
-    check_recomputed, check_unit, owners,
+    check_ignored, check_recomputed, check_unit, ignored_params, owners,
 };
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 #[cfg(test)]
@@ -48,6 +48,10 @@ pub struct Group {
     /// Whether its parameters are biases of routers that steps move. All ranks have all of them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub router_biases: bool,
+    /// Whether the policy does not manage its parameters (`ignored_params`). Each rank has all of
+    /// them, and nothing gathers or reduces them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ignored: bool,
 }
 
 impl Group {

@@ -71,7 +71,7 @@ fn changes(base: &Scenario) -> Vec<(About, Change)> {
     let mut all: Vec<(About, Change)> = legal
         .iter()
         .filter(|n| **n != now)
-        .map(|n| (About::Ep, Change::one("mesh.ep", &n.to_string())))
+        .map(|n| (About::Ep, Change::experts_over(*n, base)))
         .collect();
     let divided = (now == 1).then(|| format!("mesh.ep={largest}"));
     let mut add = |about: About, sets: &[String]| {
@@ -133,6 +133,25 @@ mod tests {
             let ep = all.iter().filter(|(about, _)| *about == About::Ep);
             assert_eq!(ep.map(|(_, l)| l).collect::<Vec<_>>(), others, "{set}");
         }
+    }
+
+    /// FSDP manages experts that several ranks have.
+    #[test]
+    fn other_sizes_of_ignored_experts_are_managed() {
+        let ignored = [
+            "mesh.ep=4",
+            "fsdp.policy=fsdp2",
+            "precision.main_params=none",
+            "fsdp.ignored_params=experts",
+        ];
+        let all = labels("small-moe", &ignored);
+        let ep = all.iter().filter(|(about, _)| *about == About::Ep);
+        let ep: Vec<&String> = ep.map(|(_, label)| label).collect();
+        let [one, two] = [1, 2].map(|n| format!("mesh.ep={n} fsdp.ignored_params=[]"));
+        assert_eq!(ep, [&one, &two]);
+        let set = ignored.iter().copied().chain(two.split(' '));
+        let set: Vec<String> = set.map(str::to_owned).collect();
+        shardlab_plan::scenario::load(Path::new("small-moe"), &set).unwrap();
     }
 
     #[test]

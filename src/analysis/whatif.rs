@@ -6,7 +6,8 @@ use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{
-    Dispatcher, Float8Recipe, OuterStrategy, PolicyKind, Recompute, RecomputeLayers, RowShortage,
+    Dispatcher, Float8Recipe, IgnoredParams, OuterStrategy, PolicyKind, Recompute, RecomputeLayers,
+    RowShortage,
 };
 use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
@@ -30,6 +31,19 @@ impl Change {
         Self {
             label: text.clone(),
             overrides: vec![text],
+        }
+    }
+
+    /// Divides experts among another number of ranks than the scenario does. Experts that FSDP does
+    /// not manage are on one rank each, which changes.
+    pub(super) fn experts_over(ranks: u32, base: &Scenario) -> Self {
+        let managed = (base.fsdp.ignored_params == IgnoredParams::Experts)
+            .then(|| "fsdp.ignored_params=[]".to_owned());
+        let ep = format!("mesh.ep={ranks}");
+        let overrides: Vec<String> = [ep].into_iter().chain(managed).collect();
+        Self {
+            label: overrides.join(" "),
+            overrides,
         }
     }
 }
@@ -453,7 +467,7 @@ fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
         .into_iter()
         .filter(move |n| *n != now)
         .filter(move |n| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n)))
-        .map(|n| Change::one("mesh.ep", &n.to_string()))
+        .map(move |n| Change::experts_over(n, base))
 }
 
 /// Returns the ways to send tokens to divided experts.

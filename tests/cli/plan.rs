@@ -140,3 +140,35 @@ fn groups_hold_every_element_once() {
     crate::assert_narrow(&text);
     assert!(text.contains("(10 alike)"), "{text}");
 }
+
+/// Groups that FSDP does not manage are whole on each rank, and nothing gathers them.
+#[test]
+fn groups_that_are_not_managed_are_marked() {
+    let sets = [
+        "mesh.ep=4",
+        "fsdp.policy=fsdp2",
+        "precision.main_params=none",
+        "fsdp.ignored_params=experts",
+    ];
+    let sets = sets.iter().flat_map(|set| ["--set", *set]);
+    let args: Vec<&str> = ["plan", "small-moe"].into_iter().chain(sets).collect();
+    let object = &json(&[&args[..], &["--groups", "--json"]].concat())[0];
+    let groups = object["groups"].as_array().unwrap();
+    let (ignored, managed): (Vec<_>, Vec<_>) = groups
+        .iter()
+        .partition(|group| group["layout"] == "not managed");
+    assert_eq!(ignored.len(), 2);
+    assert!(managed.iter().all(|g| g["full_bytes"].as_u64() > Some(0)));
+    for group in ignored {
+        assert_eq!(group["full_bytes"], 0);
+        for param in group["params"].as_array().unwrap() {
+            assert!(param["name"].as_str().unwrap().contains(".experts."));
+            assert_eq!(param["per_rank"], serde_json::json!([[1, param["numel"]]]));
+        }
+    }
+    let text = stdout(&[&args[..], &["--groups"]].concat());
+    crate::assert_narrow(&text);
+    assert!(text.contains("not managed"), "{text}");
+    let program = stdout(&args);
+    assert!(program.contains("(not managed)"), "{program}");
+}

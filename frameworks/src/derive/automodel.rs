@@ -10,6 +10,12 @@ use crate::table::{Dtype, Engine, Fact, quoted};
 
 const RESHARD: &str = "fsdp.reshard_after_forward";
 const MOMENTS: &str = "precision.moments";
+/// The mesh of experts spans replicas, so `ep_shard` is their number times that of the shards.
+const REPLICATED_EXPERTS: &str =
+    "experts are predicted as replicated over dp_replicate; AutoModel shards them over it";
+/// `GroupedExperts` casts such weights itself.
+const CAST_EXPERTS: &str =
+    "experts, which AutoModel leaves out of FSDP here, are predicted as cast and copied by FSDP";
 /// Default of `fsdp2_backward_prefetch_depth`.
 const BACKWARD_DEPTH: u64 = 2;
 
@@ -75,6 +81,30 @@ fn reshard(draft: &mut Draft) -> Result<(), ConfigError> {
             Ok(())
         }
     }
+}
+
+/// Leaves experts out of FSDP if no two ranks have the same expert (`ep_shard` of one rank). This
+/// depends on the policy and the dtypes, which are decided later than the other keys.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn ignore_experts(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Expert) else {
+        return Ok(());
+    };
+    let [ep, shards] = ["mesh.ep", "mesh.dp_shard"].map(|key| draft.value(key));
+    let replicated = draft.value("mesh.dp_replicate").is_some_and(|n| n != "1");
+    if ep.is_none() || draft.value("fsdp.policy") != Some("\"fsdp2\"") {
+        return Ok(());
+    }
+    if replicated {
+        draft.approximates(given.row, REPLICATED_EXPERTS);
+    } else if ep == shards && draft.value("precision.main_params") != Some("\"none\"") {
+        draft.approximates(given.row, CAST_EXPERTS);
+    } else if ep == shards {
+        draft.set(given.row, "fsdp.ignored_params", quoted("experts"))?;
+    }
+    Ok(())
 }
 
 /// Sets the depths of explicit prefetching. The parallelizer of expert parallelism has none.

@@ -299,6 +299,11 @@ fn lost(s: &Scenario) -> Vec<Unexpressed> {
         "fully_shard replicates over the outer dimension",
     );
     unless(
+        fsdp.ignored_params.is_none(),
+        "fsdp.ignored_params".to_owned(),
+        "pass these parameters of a unit to its fully_shard as `ignored_params`",
+    );
+    unless(
         s.train.loss == Loss::Materialized,
         format!("train.loss={}", s.train.loss.name()),
         "the loss is part of the training loop: use a fused linear cross entropy",

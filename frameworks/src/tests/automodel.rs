@@ -227,6 +227,34 @@ fn groups_of_experts_that_are_too_large_are_refused() {
     );
 }
 
+/// `apply_fsdp` leaves experts out of FSDP unless several ranks have the same expert.
+#[test]
+fn experts_that_one_rank_has_are_not_managed() {
+    let key = "fsdp.ignored_params";
+    has(&experts(""), key, "\"experts\"");
+    has(
+        &experts("distributed.dp_replicate_size: 1"),
+        key,
+        "\"experts\"",
+    );
+    for job in [
+        read("Qwen/Qwen3-30B-A3B", 4, ""),
+        read("Qwen/Qwen3-30B-A3B", 1, ""),
+        dense(""),
+    ] {
+        assert_eq!(setting(&job, key), None);
+    }
+    // Weights in float32 are cast by the model.
+    let cast = experts("  torch_dtype: float32");
+    assert_eq!(setting(&cast, key), None);
+    let (_, why) = row(&cast, "distributed.ep_size");
+    assert!(why.contains("predicted as cast and copied"), "{why}");
+    let replicas = read("Qwen/Qwen3-30B-A3B", 4, "distributed.dp_replicate_size: 2");
+    assert_eq!(setting(&replicas, key), None);
+    let (_, why) = row(&replicas, "distributed.ep_size");
+    assert!(why.contains("replicated over dp_replicate"), "{why}");
+}
+
 /// Excluded layers that a model does not have are no error.
 #[test]
 fn excluded_layers_that_do_not_exist_are_skipped() {

@@ -42,7 +42,10 @@ fn shards(p: &Program, sink: &mut Sink) {
         Layout::PerParam(l) => l.shards,
     };
     let axis = |g: &Group| shard_axis_of(p, g);
-    let dense = p.groups.iter().filter(|g| axis(g) == AxisId::DP_SHARD);
+    let dense = p
+        .groups
+        .iter()
+        .filter(|g| axis(g) == AxisId::DP_SHARD && !g.ignored);
     let Some(of_dense) = dense.map(shards).max() else {
         return;
     };

@@ -82,6 +82,15 @@ fn group(p: &Program, id: GroupId, g: &Group, sink: &mut Sink) {
             ));
         }
     }
+    let shards = match &g.layout {
+        Layout::Flat(l) => l.shards,
+        Layout::PerParam(l) => l.shards,
+    };
+    if g.ignored && shards != 1 {
+        bad(format!(
+            "has {shards} shards, but the policy does not manage it"
+        ));
+    }
     let items: Vec<ParamId> = match &g.layout {
         Layout::Flat(l) => l.items.iter().map(|i| i.param).collect(),
         Layout::PerParam(l) => l.items.iter().map(|i| i.param).collect(),

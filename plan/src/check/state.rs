@@ -397,9 +397,11 @@ impl Walk<'_> {
         let segments = &self.cells[a.buffer.index()].segments[range];
         let mut stale = None;
         let mut unreduced = None;
+        // Other gradients that the launch reads do not count.
+        let mut own = Reduced::NONE;
         for s in segments {
             if s.writer.at > base {
-                inputs.reduced = inputs.reduced.union(s.reduced);
+                own = own.union(s.reduced);
                 if at_end && !s.reduced.over.contains(need) {
                     unreduced = Some((s.writer.at, s.reduced));
                 }
@@ -409,6 +411,7 @@ impl Walk<'_> {
                 stale = Some(s.writer.at);
             }
         }
+        inputs.reduced = inputs.reduced.union(own);
         if role != Role::MainGrad || self.frozen(a.buffer) {
             return;
         }
@@ -435,7 +438,7 @@ impl Walk<'_> {
         let group = self.facts.group(a);
         let counts = group.is_some_and(|g| p.groups[g.index()].router_biases);
         if at_end && stale.is_none() && unreduced.is_none() && !counts {
-            self.scaled(work, a, inputs.reduced);
+            self.scaled(work, a, own);
         }
         if let Some((at, reduced)) = unreduced {
             let other = self.id_at(at);

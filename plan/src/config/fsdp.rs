@@ -149,6 +149,27 @@ pub enum Reshard {
     Group(u32),
 }
 
+/// `ignored_params`: parameters that `fully_shard` does not manage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IgnoredParams {
+    /// Those that expert-parallel ranks divide.
+    Experts,
+    /// Those of modules that these globs match, and of their submodules.
+    Patterns(Vec<String>),
+}
+
+impl IgnoredParams {
+    /// No parameters.
+    pub const NONE: Self = Self::Patterns(Vec::new());
+
+    /// Returns whether no parameter is ignored.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+}
+
 /// `atomic`: elements of a flat buffer that are never split between shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -283,6 +304,9 @@ pub struct Fsdp {
     /// Elements that shards of flat buffers do not split.
     #[serde(skip_serializing_if = "Atomic::is_row")]
     pub atomic: Atomic,
+    /// Parameters that the policy does not manage.
+    #[serde(skip_serializing_if = "IgnoredParams::is_none")]
+    pub ignored_params: IgnoredParams,
     /// Globs of units that only the last micro-batch reduces, regardless of `gradient_sync`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub no_sync_units: Vec<String>,

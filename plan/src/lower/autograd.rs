@@ -27,6 +27,8 @@ pub(crate) struct AutogradGrads {
     grads: Vec<Grad>,
     /// Dtype of sums, in which gradients are reduced.
     sums: DType,
+    /// Role of a parameter's first gradient in a step.
+    first: Role,
 }
 
 impl AutogradGrads {
@@ -34,13 +36,27 @@ impl AutogradGrads {
         Self {
             grads: vec![Grad::default(); params],
             sums,
+            first: Role::FullGrad,
+        }
+    }
+
+    /// Returns gradients that the optimizer reads as autograd leaves them, in the dtype in which
+    /// they arrive.
+    pub(crate) fn at_rest(params: usize, dtype: DType) -> Self {
+        Self {
+            first: Role::MainGrad,
+            ..Self::new(params, dtype)
         }
     }
 
     fn made(&mut self, out: &mut Emitter<'_>, p: ParamId, which: usize, dtype: DType) -> BufferId {
+        let role = match which {
+            0 => self.first,
+            _ => Role::FullGrad,
+        };
         *self.grads[p.index()].made[which].get_or_insert_with(|| {
             let bytes = out.inputs.tape.params[p.index()].numel() * dtype.size();
-            out.of_param(Role::FullGrad, bytes, dtype, COMPUTE, p)
+            out.of_param(role, bytes, dtype, COMPUTE, p)
         })
     }
 
@@ -64,7 +80,12 @@ impl AutogradGrads {
 
     /// Returns whether earlier micro-batches have left a gradient of `p`.
     pub(crate) fn has_sum(&self, p: ParamId) -> bool {
-        self.grads[p.index()].sum.is_some()
+        self.sum(p).is_some()
+    }
+
+    /// Returns the sum of the gradients of `p` that were kept.
+    pub(crate) fn sum(&self, p: ParamId) -> Option<BufferId> {
+        self.grads[p.index()].sum
     }
 
     /// Creates a gradient of zeros if `p` is trained.

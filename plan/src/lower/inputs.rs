@@ -18,12 +18,13 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug)]
 pub(crate) struct UnitPlan {
     pub(crate) spec: UnitSpec,
+    /// All of its groups, including those that the policy does not manage.
     pub(crate) groups: Vec<GroupId>,
     /// Whether full weights are freed after forward.
     pub(crate) reshards: bool,
     /// Number of elements of its full buffers.
     pub(crate) numel: u64,
-    /// Number of parameters.
+    /// Number of parameters that the policy manages.
     pub(crate) params: u16,
 }
 
@@ -113,16 +114,15 @@ impl<'a> LoweringInputs<'a> {
                         Reshard::Never => false,
                         Reshard::Auto => Some(u) != last_block,
                     };
+                let managed = || {
+                    own.iter()
+                        .map(|g| &groups[g.index()])
+                        .filter(|g| !g.ignored)
+                };
                 UnitPlan {
                     reshards,
-                    numel: own
-                        .iter()
-                        .map(|g| groups[g.index()].layout.full_numel())
-                        .sum(),
-                    params: own
-                        .iter()
-                        .map(|g| groups[g.index()].params.len() as u16)
-                        .sum(),
+                    numel: managed().map(|g| g.layout.full_numel()).sum(),
+                    params: managed().map(|g| g.params.len() as u16).sum(),
                     groups: own,
                     spec,
                 }
@@ -185,8 +185,8 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns the units with parameters that a pass enters, in order. `of` returns the unit that
-    /// starts at a module.
+    /// Returns the units with managed parameters that a pass enters, in order. `of` returns the
+    /// unit that starts at a module.
     pub(crate) fn entries(
         &self,
         ops: &[TapeOp],
@@ -197,7 +197,7 @@ impl<'a> LoweringInputs<'a> {
             _ => None,
         };
         let units = ops.iter().filter_map(unit);
-        units.filter(|u| !self.unit(*u).groups.is_empty()).collect()
+        units.filter(|u| self.is_managed(*u)).collect()
     }
 
     fn each_once(&self, units: &[UnitId]) -> Vec<UnitId> {
@@ -382,17 +382,26 @@ impl<'a> LoweringInputs<'a> {
         groups
     }
 
+    /// Returns the groups of a unit that the policy manages.
     pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {
-        self.units[u.index()].groups.clone()
+        self.managed(u).collect()
     }
 
+    /// Returns those of them that are trained.
     pub(crate) fn trained_groups_of(&self, u: UnitId) -> Vec<GroupId> {
-        self.units[u.index()]
-            .groups
-            .iter()
-            .copied()
-            .filter(|g| self.group(*g).requires_grad)
-            .collect()
+        let trained = |g: &GroupId| self.group(*g).requires_grad;
+        self.managed(u).filter(trained).collect()
+    }
+
+    /// Returns whether the policy manages any parameter of a unit. The hooks of other units have
+    /// nothing to do.
+    pub(crate) fn is_managed(&self, u: UnitId) -> bool {
+        self.managed(u).next().is_some()
+    }
+
+    fn managed(&self, u: UnitId) -> impl Iterator<Item = GroupId> {
+        let groups = self.units[u.index()].groups.iter().copied();
+        groups.filter(|g| !self.group(*g).ignored)
     }
 
     pub(crate) fn group_ids(&self) -> impl Iterator<Item = GroupId> + use<> {

@@ -4,6 +4,7 @@ mod find;
 mod float8;
 mod fsdp2;
 mod full;
+mod ignored;
 mod joint_backward;
 mod lora;
 mod megatron_v2;

@@ -523,7 +523,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         } else {
             hooks.first_of
         };
-        if let Some(u) = unit.filter(|u| !self.out.inputs.unit(*u).groups.is_empty()) {
+        if let Some(u) = unit.filter(|u| self.out.inputs.is_managed(*u)) {
             self.graph_break();
             self.out.uses.begin(u);
             if pass == Pass::Backward {
@@ -569,7 +569,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         } else {
             hooks.last_of
         };
-        if let Some(u) = unit.filter(|u| !self.out.inputs.unit(*u).groups.is_empty()) {
+        if let Some(u) = unit.filter(|u| self.out.inputs.is_managed(*u)) {
             self.out.b.at(u, phase);
             self.graph_break();
             if pass == Pass::Backward && self.out.uses.come_again(u) {

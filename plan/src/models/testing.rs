@@ -106,6 +106,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             keep_unsharded_storage: false,
             gradient_sync: GradientSync::Every,
             atomic: Atomic::Row,
+            ignored_params: IgnoredParams::NONE,
             no_sync_units: vec![],
             reduce_unused: false,
             prefetch_forward: Prefetch::Implicit,

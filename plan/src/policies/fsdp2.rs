@@ -14,6 +14,7 @@
 
 mod float8;
 mod gather;
+mod ignored;
 mod offload;
 mod reduce;
 mod spec;
@@ -100,6 +101,8 @@ pub(crate) struct Fsdp2 {
     pending: VecDeque<(BufferId, EventId)>,
     /// Unsharded gradients, and their sums over micro-batches without a reduction.
     grads: AutogradGrads,
+    /// Gradients of parameters that the policy does not manage.
+    ignored: AutogradGrads,
     /// Whether one backward covers all micro-batches; see Note [Joint backward].
     joint: bool,
     /// Whether each unit has a hook after its backward.
@@ -157,6 +160,7 @@ impl Fsdp2 {
             held: None,
             pending: VecDeque::new(),
             grads: AutogradGrads::new(out.inputs.tape.params.len(), sums),
+            ignored: AutogradGrads::at_rest(out.inputs.tape.params.len(), out.inputs.types.compute),
             joint,
             hooked: out.inputs.units_after_trained(),
             backward: false,
@@ -179,6 +183,9 @@ impl Fsdp2 {
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
+        if group.ignored {
+            return ignored::state(out, g, layout);
+        }
         let trained = |p: ParamId| out.inputs.tape.params[p.index()].requires_grad;
         let mut state = GroupState {
             grads: layout.only(trained),
@@ -296,7 +303,11 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
-        self.grads.accumulate_alike(out, p);
+        if Self::ignores(out, p) {
+            self.accumulate_ignored(out, p);
+        } else {
+            self.grads.accumulate_alike(out, p);
+        }
     }
 
     fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
@@ -368,6 +379,9 @@ impl Lifecycle for Fsdp2 {
         if let Some(cpu) = self.cpu {
             out.b.join(Rule::Offload, COMPUTE, cpu);
         }
+        if self.last {
+            self.scale_ignored(out);
+        }
     }
 
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
@@ -386,7 +400,10 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        self.grads.location(out, p)
+        match Self::ignores(out, p) {
+            true => self.ignored.location(out, p),
+            false => self.grads.location(out, p),
+        }
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
@@ -395,6 +412,9 @@ impl Lifecycle for Fsdp2 {
             .group_ids()
             .filter_map(|g| {
                 let group = out.inputs.group(g);
+                if group.ignored {
+                    return self.ignored_state(out, g);
+                }
                 let state = &self.groups[g.index()];
                 let offloaded = state.host.as_ref().and_then(|h| h.gradients());
                 let reduced = state.reduced;
@@ -463,6 +483,8 @@ impl Lifecycle for Fsdp2 {
                 out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
                 out.b.free(Rule::ZeroGrad, id);
             }
+            out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
+            self.free_ignored(out, g);
         }
         self.refresh_float8(out);
     }

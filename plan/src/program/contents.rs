@@ -5,8 +5,8 @@
 
 use super::Program;
 use crate::ir::{AxisId, BufferId, Holds, ParamId};
-use crate::shard::Layout;
 use crate::shard::placements::shard_axis;
+use crate::shard::{Layout, PerParamItem, PerParamLayout};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -64,7 +64,11 @@ impl<'a> Contents<'a> {
     pub fn of(&self, rank: u32, id: BufferId) -> Result<Vec<Content>, NoSlice> {
         let buffer = &self.program.buffers[id.index()];
         let mesh = &self.program.meta.mesh;
-        let inner = |param: ParamId| mesh.coordinate(self.shard_axis(param), rank);
+        // If ranks have whole parameters, all have the only shard.
+        let local = |layout: &PerParamLayout, item: &PerParamItem| match layout.shards {
+            1 => item.local(0),
+            _ => item.local(mesh.coordinate(self.shard_axis(item.param), rank)),
+        };
         let content = |at: u64, param: ParamId, elements: Range<u64>| Content {
             at,
             param,
@@ -75,7 +79,7 @@ impl<'a> Contents<'a> {
                 let home = self.home.get(&p).into_iter();
                 let whole = home.map(|&(g, i)| match &self.program.groups[g].layout {
                     Layout::Flat(_) => 0..self.program.params[p.index()].numel(),
-                    Layout::PerParam(l) => l.items[i].local(inner(p)),
+                    Layout::PerParam(l) => local(l, &l.items[i]),
                 });
                 whole.map(|elements| content(0, p, elements)).collect()
             }
@@ -95,8 +99,7 @@ impl<'a> Contents<'a> {
                 }
                 Layout::PerParam(layout) => {
                     let items = layout.items.iter();
-                    let held =
-                        items.map(|i| content(i.shard_offset, i.param, i.local(inner(i.param))));
+                    let held = items.map(|i| content(i.shard_offset, i.param, local(layout, i)));
                     held.collect()
                 }
             },

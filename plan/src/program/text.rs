@@ -241,6 +241,7 @@ fn group_text(program: &Program, group: &Group) -> String {
     let kind = match &group.layout {
         Layout::Flat(l) if l.atomic == Atomic::Tensor => "flat, whole parameters".to_owned(),
         Layout::Flat(l) => format!("flat, rows of {}", count(l.chunk_factor)),
+        Layout::PerParam(_) if group.ignored => "not managed".to_owned(),
         Layout::PerParam(_) => "per parameter".to_owned(),
     };
     let payload: u64 = group
@@ -260,7 +261,7 @@ fn group_text(program: &Program, group: &Group) -> String {
             n if n == group.params.len() => ", frozen".to_owned(),
             n => format!(", {n} of the parameters frozen"),
         },
-        if program.units[group.unit.index()].reshards {
+        if program.units[group.unit.index()].reshards && !group.ignored {
             ", reshards after forward"
         } else {
             ""

@@ -1,21 +1,24 @@
-//! Patterns over the modules of the scenario's model: `units`, `frozen`, `recompute_layers` and
-//! `exclude`.
+//! Patterns over the modules of the scenario's model: `units`, `frozen`, `ignored_params`,
+//! `recompute_layers` and `exclude`.
 
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
 use super::value::Value;
-use crate::config::Scenario;
 use crate::config::pattern::{glob, unit_pattern};
+use crate::config::{IgnoredParams, Scenario};
 use crate::ir::Module;
 use crate::models;
-use crate::shard::{ShardError, check_excluded, check_frozen, check_recomputed, check_unit};
+use crate::shard::{
+    ShardError, check_excluded, check_frozen, check_ignored, check_recomputed, check_unit,
+};
 
 /// Refuses patterns that are none, or match no module of the model.
 pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let keys = [
         Key::Units,
         Key::Frozen,
+        Key::IgnoredParams,
         Key::RecomputeLayers,
         Key::CompileExclude,
     ];
@@ -24,7 +27,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     if lists.iter().all(|list| list.is_empty()) {
         return Ok(());
     }
-    let [units, frozen, recomputed, excluded] = lists;
+    let [units, frozen, ignored, recomputed, excluded] = lists;
     let modules = models::declare(s, s.model.layers).tree.modules;
     each(units, d, &modules, |text, modules| {
         check_unit(&unit_pattern(text)?, modules).map_err(Fault::Module)
@@ -32,6 +35,11 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     each(frozen, d, &modules, |text, modules| {
         glob(text)?;
         check_frozen(&[text.to_owned()], modules).map_err(Fault::Module)
+    })?;
+    each(ignored, d, &modules, |text, modules| {
+        glob(text)?;
+        let ignored = IgnoredParams::Patterns(vec![text.to_owned()]);
+        check_ignored(&ignored, modules).map_err(Fault::Module)
     })?;
     each(recomputed, d, &modules, |text, modules| {
         glob(text)?;

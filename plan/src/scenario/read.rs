@@ -359,6 +359,7 @@ fn fsdp(d: &Document, mesh: &Mesh, model: &Model) -> Result<Fsdp, ScenarioError>
         keep_unsharded_storage: d.setting(Key::KeepUnshardedStorage),
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
         atomic: d.setting(Key::Atomic),
+        ignored_params: d.setting(Key::IgnoredParams),
         no_sync_units: d.setting(Key::NoSyncUnits),
         reduce_unused: d.setting(Key::ReduceUnused),
         prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),

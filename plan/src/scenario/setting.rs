@@ -4,9 +4,9 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Atomic, Bias, CudaGraph, DocumentLengths, Expression, Family, LengthDistribution, LoraTargets,
-    ModuleSelector, Offload, ParamGroup, Patterns, Prefetch, PrefetchList, RecomputeLayers,
-    Reshard, Scope, SkippedBlocks, Words,
+    Atomic, Bias, CudaGraph, DocumentLengths, Expression, Family, IgnoredParams,
+    LengthDistribution, LoraTargets, ModuleSelector, Offload, ParamGroup, Patterns, Prefetch,
+    PrefetchList, RecomputeLayers, Reshard, Scope, SkippedBlocks, Words,
 };
 use crate::ir::Documents;
 use crate::units::Bytes;
@@ -271,6 +271,13 @@ impl Setting for Reshard {
             Datum::Str(_) => Some(Self::Auto),
             _ => u32::of(value).map(Self::Group),
         }
+    }
+}
+
+impl Setting for IgnoredParams {
+    fn of(value: &Value) -> Option<Self> {
+        let some = Vec::of(value).map(Self::Patterns);
+        some.or_else(|| value.str().map(|_| Self::Experts))
     }
 }
 

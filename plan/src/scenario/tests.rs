@@ -20,6 +20,7 @@ mod documents;
 mod expert_parallel;
 mod fuzz;
 mod huggingface;
+mod ignored;
 mod inputs;
 mod layers;
 mod lora;

@@ -3,6 +3,7 @@
 mod compile;
 mod float8;
 mod fsdp;
+mod ignored;
 mod lora;
 mod mesh;
 mod model;
@@ -42,6 +43,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     float8::check(s, d)?;
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;
+    ignored::check(s, d)?;
     prefetch::check(s, d)?;
     prefetch::no_sync(s, d)?;
     skipped::check(s, d)?;

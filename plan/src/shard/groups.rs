@@ -3,8 +3,10 @@
 use super::pattern::{has_place_for_parameters, hint};
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::config::pattern::{covers, matches};
-use crate::config::{Atomic, UnitPattern, Units};
-use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, Placements, UnitId};
+use crate::config::{Atomic, IgnoredParams, UnitPattern, Units};
+use crate::ir::{
+    AxisId, Module, ModuleId, ModuleKind, Param, ParamId, Placement, Placements, UnitId,
+};
 
 /// A unit before its parameters are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,13 +240,49 @@ fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
 /// # Errors
 /// Returns [`ShardError::NoSuchModule`] if a glob does not.
 pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardError> {
+    each_matches("frozen", globs, modules)
+}
+
+/// Rejects a glob of `fsdp.ignored_params` that matches no module.
+///
+/// # Errors
+/// Returns [`ShardError::NoSuchModule`] if a glob does not.
+pub fn check_ignored(of: &IgnoredParams, modules: &[Module]) -> Result<(), ShardError> {
+    match of {
+        IgnoredParams::Experts => Ok(()),
+        IgnoredParams::Patterns(globs) => each_matches("ignored_params", globs, modules),
+    }
+}
+
+/// Returns, by parameter, whether `fsdp.ignored_params` names it. Empty if it names none.
+#[must_use]
+pub fn ignored_params(of: &IgnoredParams, modules: &[Module], params: &[Param]) -> Vec<bool> {
+    if of.is_none() {
+        return Vec::new();
+    }
+    let is_ignored = |p: &Param| match of {
+        IgnoredParams::Experts => p.placements.on(AxisId::EP) != Placement::Replicate,
+        IgnoredParams::Patterns(globs) => {
+            let mut paths = p.modules.iter().map(|m| &modules[m.index()].path);
+            paths.any(|path| globs.iter().any(|glob| covers(glob, path)))
+        }
+    };
+    params.iter().map(is_ignored).collect()
+}
+
+/// Rejects a glob that covers no module.
+fn each_matches(
+    what: &'static str,
+    globs: &[String],
+    modules: &[Module],
+) -> Result<(), ShardError> {
     let known = |glob: &str| {
         modules
             .iter()
             .any(|m| covers(glob, &m.path) && has_place_for_parameters(m))
     };
     match globs.iter().find(|glob| !known(glob)) {
-        Some(glob) => Err(no_such_module("frozen", glob, modules)),
+        Some(glob) => Err(no_such_module(what, glob, modules)),
         None => Ok(()),
     }
 }
@@ -411,18 +449,20 @@ pub struct Apart<'a> {
     pub float8_rows: Option<u32>,
     /// By parameter: whether Muon updates it. Empty if none is.
     pub muon: &'a [bool],
+    /// By parameter: whether the policy does not manage it. Empty if it manages all.
+    pub ignored: &'a [bool],
 }
 
 /// Returns the laid-out parameter groups of all units, in the order of units. Within a unit, groups
 /// differ by `requires_grad` (if [`Apart::frozen`]), by placements along model-parallel axes, by
-/// whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and by update rule of the
-/// optimizer; they are in the order of their first parameters, with parameters in registration
-/// order. Units without parameters have no group. Each 8-bit parameter has a scale. Ranks hold
-/// whole parameters of those that Muon updates, whole blocks of rows of 8-bit ones with a scale per
-/// block ([`Apart::float8_rows`]), and all router biases that steps update. `kind` returns the
-/// layout of parameters with given placements. A flat layout leaves no gap between a
-/// parameter and the next one if `contiguous_with_next` (by parameter) is set and both have rows of
-/// the same length.
+/// whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), by update rule of the
+/// optimizer, and by whether the policy manages them; they are in the order of their first
+/// parameters, with parameters in registration order. Units without parameters have no group. Each
+/// 8-bit parameter has a scale. Ranks hold whole parameters of those that Muon updates, whole
+/// blocks of rows of 8-bit ones with a scale per block ([`Apart::float8_rows`]), all router biases
+/// that steps update, and all parameters that the policy does not manage. `kind` returns the layout
+/// of parameters with given placements. A flat layout leaves no gap between a parameter and the
+/// next one if `contiguous_with_next` (by parameter) is set and both have rows of the same length.
 ///
 /// # Errors
 /// Fails with [`ShardError::Layout`], which names the unit.
@@ -434,14 +474,14 @@ pub fn build_groups(
     contiguous_with_next: &[bool],
     apart: Apart<'_>,
 ) -> Result<Vec<Group>, ShardError> {
-    type Alike = (bool, (Placements, bool, [bool; 2]), Vec<ParamId>);
+    type Alike = (bool, (Placements, bool, [bool; 3]), Vec<ParamId>);
     let mut members: Vec<Vec<Alike>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
         let is = |of: &[bool]| of.get(i as usize) == Some(&true);
         let codes = is(apart.float8) && !apart.float8_mixed;
-        let rule = [is(apart.muon), param.router_bias];
-        let like = (param.placements, codes, rule);
+        let kinds = [is(apart.muon), param.router_bias, is(apart.ignored)];
+        let like = (param.placements, codes, kinds);
         match of_unit.iter_mut().find(|(grad, known, _)| {
             let alike = !apart.frozen || *grad == param.requires_grad;
             alike && *known == like
@@ -455,9 +495,9 @@ pub fn build_groups(
     }
     let (mut groups, mut scales) = (Vec::new(), 0u32..);
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, (placements, codes, [muon, router_biases]), ids) in of_unit {
+        for (requires_grad, (placements, codes, [muon, router_biases, ignored]), ids) in of_unit {
             let kind = match kind(placements) {
-                kind if router_biases => kind.replicated(),
+                kind if router_biases || ignored => kind.replicated(),
                 kind if muon => kind.of_whole_parameters(),
                 kind => match apart.float8_rows.filter(|_| codes) {
                     Some(rows) => kind.of_blocks(rows),
@@ -483,6 +523,7 @@ pub fn build_groups(
                 layout,
                 muon,
                 router_biases,
+                ignored,
             });
         }
     }

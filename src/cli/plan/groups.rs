@@ -37,7 +37,7 @@ struct GroupReport {
     payload_numel: u64,
     full_numel: u64,
     shard_numel: u64,
-    /// Bytes of the gathered weights, including padding.
+    /// Bytes of the gathered weights, including padding; 0 if nothing gathers them.
     full_bytes: u64,
     params: Vec<ParamReport>,
 }
@@ -92,6 +92,7 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
         Layout::Flat(l) if group.router_biases => ("flat, on all ranks", None, l.shards),
         Layout::Flat(l) if l.atomic == Atomic::Tensor => ("flat, whole parameters", None, l.shards),
         Layout::Flat(l) => ("flat", Some(l.chunk_factor), l.shards),
+        Layout::PerParam(l) if group.ignored => ("not managed", None, l.shards),
         Layout::PerParam(l) => ("per_param", None, l.shards),
     };
     let offset = |i: usize| match layout {
@@ -126,7 +127,10 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
         payload_numel: layout.payload_numel(),
         full_numel: layout.full_numel(),
         shard_numel: layout.shard_numel(),
-        full_bytes: layout.full_numel() * element(program, group).size(),
+        full_bytes: match group.ignored {
+            true => 0,
+            false => layout.full_numel() * element(program, group).size(),
+        },
         params: params.collect(),
     }
 }

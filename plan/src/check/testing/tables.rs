@@ -104,6 +104,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
     let group = |u: usize| Group {
         muon: false,
         router_biases: false,
+        ignored: false,
         unit: UnitId(u as u16),
         params: vec![ParamId(2 * u as u32), ParamId(2 * u as u32 + 1)],
         requires_grad: true,

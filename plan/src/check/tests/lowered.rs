@@ -4,6 +4,7 @@ mod expert_rows;
 mod expert_scopes;
 mod experts;
 mod float8;
+mod ignored;
 mod model_collectives;
 mod muon;
 mod mutations;

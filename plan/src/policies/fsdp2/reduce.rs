@@ -94,7 +94,7 @@ impl Division {
 }
 
 /// Divides a range in place, unless the divisor is 1 (`_div_if_needed`).
-fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: StreamId) {
+pub(super) fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: StreamId) {
     if by != 1.0 {
         let scale = ShardOp::Scale {
             factor: Real(1.0 / by),

@@ -36,6 +36,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     rules: Rules {
         options: &[
+            "ignored_params",
             "keep_unsharded_storage",
             "no_sync_units",
             "prefetch_lists",

@@ -84,6 +84,7 @@ fn former_names_of_keys_stay() {
         "imbalance",
         "routing_seed",
         "no_sync_units",
+        "ignored_params",
         "keep_unsharded_storage",
         "variant",
         "joint_backward",

@@ -59,6 +59,7 @@ fn defaults_of_the_native_policy() {
             keep_unsharded_storage: false,
             gradient_sync: GradientSync::OuterLast,
             atomic: Atomic::Row,
+            ignored_params: IgnoredParams::NONE,
             no_sync_units: vec![],
             reduce_unused: false,
             prefetch_forward: Prefetch::Depth(1),
@@ -433,6 +434,7 @@ fn the_table_tells_the_true_defaults() {
                 if [
                     "prefetch_lists",
                     "no_sync_units",
+                    "ignored_params",
                     "atomic",
                     "keep_unsharded_storage",
                     "variant",

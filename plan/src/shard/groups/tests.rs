@@ -92,6 +92,7 @@ fn grouped_as(
             float8_mixed: false,
             float8_rows: None,
             muon: &[],
+            ignored: &[],
         },
     )
     .unwrap()
@@ -272,6 +273,7 @@ fn errors_name_the_nearest() {
             float8_mixed: false,
             float8_rows: None,
             muon: &[],
+            ignored: &[],
         },
     )
     .unwrap_err();
@@ -289,6 +291,7 @@ fn errors_name_the_nearest() {
             float8_mixed: false,
             float8_rows: None,
             muon: &[],
+            ignored: &[],
         },
     )
     .unwrap_err();
