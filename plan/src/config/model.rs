@@ -291,7 +291,7 @@ pub struct ModelOptions {
     pub relative_bias_per_layer: bool,
     /// Vision tower and projector.
     pub vision: Option<Vision>,
-    /// Second tower and projector, of sounds.
+    /// Audio tower next to `vision`, and its projector.
     pub audio: Option<Vision>,
     /// Patches per sample, in place of those of `vision`, which has the same number.
     pub vision_patches: Option<u64>,

@@ -307,7 +307,7 @@ HYBRIDS |= {"xlstm": dict(XLSTM), "xlstm-keys": dict(XLSTM, qk_dim_factor=1.0, v
 XLM = dict(vocab_size=256, emb_dim=64, n_layers=3, n_heads=4, max_position_embeddings=66)
 ENCODERS |= {name: dict(XLM) for name in ("xlm", "flaubert")} | {"xlm-keys": dict(XLM, n_langs=5, sinusoidal_embeddings=True, gelu_activation=False), "flaubert-keys": dict(XLM, n_langs=3, use_lang_emb=False)}
 HYBRIDS |= {"nemotron_h-keys": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention"], moe_shared_expert_intermediate_size=32, n_shared_experts=2, use_bias=True)}
-# Towers of sounds next to those of images.
+# Audio towers next to vision towers.
 OMNI_TOWER = dict(depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)
 OMNI_SOUND = dict(d_model=48, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=80, num_mel_bins=10, max_source_positions=24, output_dim=64)
 OMNI = dict(text_config=dict(LLAMA), vision_config=dict(OMNI_TOWER), audio_config=dict(OMNI_SOUND, n_window=10))

@@ -168,7 +168,7 @@ impl Embedding {
         }
     }
 
-    /// Embeds token ids; patches of images and samples of sounds are inputs of their own.
+    /// Embeds token ids; patches of images and audio samples are inputs of their own.
     pub(super) fn forward(&self, b: &mut Builder<'_>, ids: Option<ValueId>) -> ValueId {
         match (self, ids) {
             (Self::Patches(patches), _) => patches.forward(b),

@@ -1,4 +1,4 @@
-//! Inputs of encoders of sounds: rows that convolutions compute from the samples (wav2vec 2.0) or
+//! Inputs of audio encoders: rows that convolutions compute from the samples (wav2vec 2.0) or
 //! from frames.
 
 use super::convolve::convolve;

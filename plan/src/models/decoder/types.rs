@@ -312,7 +312,7 @@ const fn joined<T: Copy, const P: usize, const N: usize>(parts: &[&[T]; P]) -> [
 pub(super) const ENCODERS: &[HfType] = &joined::<_, 2, { len(&OF_TOKENS) }>(&OF_TOKENS);
 const OF_TOKENS: [&[HfType]; 2] = [encoders::TYPES, xlm::TYPES];
 
-/// Types that encode images, or the samples of sounds.
+/// Types that encode images, or the audio samples.
 pub(super) const VISION: &[HfType] = &joined::<_, 3, { len(&INPUTS) }>(&INPUTS);
 const INPUTS: [&[HfType]; 3] = [vision::TYPES, sound::TYPES, conformers::TYPES];
 

@@ -42,7 +42,7 @@ fn parameter_counts_are_the_published_ones() {
     // Without the layer that predicts a further token.
     let deepseek = counts("preset = \"deepseek-v3\"");
     assert_eq!(deepseek, [671_026_404_352, 37_552_282_624]);
-    // Without towers of images.
+    // Without vision towers.
     let scout = counts("preset = \"llama4-scout\"");
     assert_eq!(scout, [107_769_861_120, 17_172_894_720]);
     let maverick = counts("preset = \"llama4-maverick\"");

@@ -489,7 +489,7 @@ fn a_whole_may_lack_its_tower() {
     let alone = read("no-tower", &file.to_string(), &[]).unwrap();
     assert!(alone.model.options.vision.is_none());
     assert_eq!(parameters(&alone), 276_656);
-    // A tower of sounds may be there alone.
+    // An audio tower may be there alone.
     file["audio_config"] = serde_json::json!({});
     let sounds = read("sounds", &file.to_string(), &[]).unwrap();
     assert!(sounds.model.options.audio.is_none());

@@ -1,4 +1,4 @@
-//! Encoders and towers of sounds, by their `config.json`.
+//! Audio encoders and audio towers, by their `config.json`.
 
 use super::huggingface::parameters;
 use super::read_config as read;

@@ -1,4 +1,4 @@
-//! Types with towers of images or sounds, by their `config.json`.
+//! Types with vision or audio towers, by their `config.json`.
 
 use super::read_config as read;
 
@@ -217,7 +217,7 @@ fn types_that_are_not_planned_say_what_they_have() {
     let whole = named("\"model_type\": \"gemma3n\"");
     let message = read("gemma3n", &whole, &[]).unwrap_err().to_string();
     assert!(
-        message.contains("\"gemma3n\" is not supported: it has towers of images"),
+        message.contains("\"gemma3n\" is not supported: it has vision towers"),
         "{message}"
     );
     assert!(

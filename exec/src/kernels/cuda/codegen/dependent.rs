@@ -1,13 +1,14 @@
 //! Kernels that are scheduled while the one before them on their stream still runs.
 //!
 //! With programmatic dependent launch ("CUDA C++ Programming Guide", section of that name), the GPU
-//! starts the blocks of a kernel as soon as those of the previous kernel leave room. Every generated
-//! kernel waits for the results of the previous one before it does anything else, and then lets the
-//! next one start, so that results are those of a launch that waits for the end. On an H200, the
-//! pause between two short kernels shrinks from 2.5 to 1 us.
+//! starts the blocks of a kernel as soon as the previous kernel leaves room for them. Every
+//! generated kernel first waits for the results of the previous one, and then lets the next one
+//! start. So results are the same as those of launches that wait for the end. On an H200, the pause
+//! between two short kernels shrinks from 2.5 to 1 us.
 //!
-//! Kernels that wait for other streams or GPUs must not start the next one: its waiting blocks could
-//! take the room of the kernel that they wait for. None of these is generated (`device/cuda/pushes`).
+//! Kernels that wait for other streams or GPUs must not let the next one start: its blocks could
+//! take the room of the kernel that they wait for. Such kernels are not generated
+//! (`device/cuda/pushes`).
 
 /// What the definition of a kernel contains: the qualifier, or a macro of the preamble.
 const KERNELS: [&str; 3] = ["KERNEL(", "KERNELS(", "__global__"];

@@ -1,4 +1,4 @@
-//! Types that encode sounds by attention and convolutions (Conformer).
+//! Audio encoders with attention and convolutions (Conformer).
 
 use super::read::{flag, integer, size};
 use super::sound::{COMMON, FIXED, ROWS, SOUND_FIELDS, labels, wav2vec2};

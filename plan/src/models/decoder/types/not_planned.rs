@@ -36,7 +36,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ("blt", "patches of bytes of different lengths", None),
     (
         "canary",
-        "a tower of sounds with attention and convolutions (Conformer)",
+        "an audio tower with attention and convolutions (Conformer)",
         None,
     ),
     (
@@ -54,15 +54,15 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ("cvt", "convolutions before attention in each stage", None),
     (
         "deepseek_ocr2",
-        "two towers of images, one of them with windows (SAM)",
+        "two vision towers, one of them with windows (SAM)",
         None,
     ),
     (
         "deepseek_vl_hybrid",
-        "two towers of images, one of them with windows (SAM)",
+        "two vision towers, one of them with windows (SAM)",
         Some("llama"),
     ),
-    ("dia", "several streams of codes of sounds", None),
+    ("dia", "several streams of audio codes", None),
     ("dinat", "attention to neighbors", None),
     (
         "doge",
@@ -131,7 +131,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "gemma3n",
-        "towers of images (MobileNet-V5 of timm) and of sounds",
+        "a vision tower (MobileNet-V5 of timm) and an audio tower",
         Some("gemma3n_text"),
     ),
     (
@@ -141,12 +141,12 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "git",
-        "a tower of images whose rows precede all tokens, which see each other",
+        "a vision tower whose rows precede all tokens, which see each other",
         None,
     ),
     (
         "got_ocr2",
-        "a tower of images with windows and convolutions (SAM)",
+        "a vision tower with windows and convolutions (SAM)",
         Some("qwen2"),
     ),
     (
@@ -171,7 +171,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "granite_speech_plus",
-        "a tower of sounds with attention and convolutions (Conformer)",
+        "an audio tower with attention and convolutions (Conformer)",
         Some("granite"),
     ),
     (
@@ -241,7 +241,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ("kosmos-2.5", "learned rows and towers of their own", None),
     (
         "kyutai_speech_to_text",
-        "several streams of codes of sounds",
+        "several streams of audio codes",
         None,
     ),
     (
@@ -313,7 +313,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "modernvbert",
-        "towers of images in front of an encoder",
+        "vision towers in front of an encoder",
         Some("modernbert"),
     ),
     (
@@ -331,21 +331,21 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "an encoder of the samples of a sound with a decoder of its own shape",
         None,
     ),
-    ("moshi", "several streams of codes of sounds", None),
+    ("moshi", "several streams of audio codes", None),
     (
         "mra",
         "approximations of the matrix of attention",
         Some("bert"),
     ),
-    ("musicgen", "several streams of codes of sounds", None),
+    ("musicgen", "several streams of audio codes", None),
     (
         "musicgen_melody",
-        "several streams of codes of sounds",
+        "several streams of audio codes",
         None,
     ),
     (
         "neomme",
-        "towers of images in front of an encoder",
+        "vision towers in front of an encoder",
         Some("modernbert"),
     ),
     ("nllb-moe", "experts in an encoder and a decoder", None),
@@ -381,7 +381,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "phi4_multimodal",
-        "towers of images and of sounds, with adapters of their own",
+        "a vision and an audio tower, with adapters of their own",
         Some("phi3"),
     ),
     (
@@ -453,12 +453,12 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "seamless_m4t",
-        "encoders of texts and of sounds (Conformer), and a model that makes codes of sounds",
+        "encoders of text and audio (Conformer), and a model that makes audio codes",
         None,
     ),
     (
         "seamless_m4t_v2",
-        "encoders of texts and of sounds (Conformer), and a model that makes codes of sounds",
+        "encoders of text and audio (Conformer), and a model that makes audio codes",
         None,
     ),
     (
@@ -539,17 +539,17 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "ultravbert",
-        "towers of images in front of an encoder",
+        "vision towers in front of an encoder",
         Some("eurobert"),
     ),
     (
         "unlimited_ocr",
-        "two towers of images, one of them with windows (SAM)",
+        "two vision towers, one of them with windows (SAM)",
         None,
     ),
     (
         "video_llava",
-        "towers of images and of videos",
+        "vision towers and videos",
         Some("llama"),
     ),
     ("vision-encoder-decoder", "two models in one file", None),

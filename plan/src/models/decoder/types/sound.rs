@@ -1,4 +1,4 @@
-//! Types that encode the samples of sounds.
+//! Types that encode audio samples.
 
 use super::read::{flag, integer, size};
 use super::{LAYER_EPS_5, derived};

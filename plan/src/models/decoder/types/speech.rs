@@ -1,4 +1,4 @@
-//! Types that put a tower of sounds in front of a language model, alone or next to one of images.
+//! Types that put an audio tower in front of a language model, alone or next to a vision tower.
 
 use super::wrappers::{self, Tower, qwen2_5_vl, qwen3_vl, sound, with};
 use crate::models::hf::{Fields, HfWrapper, Ties, no_tower};
@@ -160,7 +160,7 @@ fn granite_speech(file: Fields<'_>) -> Result<Value, String> {
     }))
 }
 
-/// Gemma 4's tower of sounds: conformers that attend within chunks and to positions before them.
+/// Gemma 4's audio tower: conformers that attend within chunks and to positions before them.
 /// Null without one.
 ///
 /// # Errors
@@ -230,7 +230,7 @@ fn gemma4_sounds(file: Fields<'_>) -> Result<Value, String> {
     }))
 }
 
-/// The first tower of Gemma 4: that of images, or that of sounds alone.
+/// The first tower of Gemma 4: the vision tower, or the audio tower alone.
 fn gemma4(file: Fields<'_>) -> Result<Value, String> {
     match file("vision_config") {
         Some(_) => wrappers::gemma4(file),

@@ -1,4 +1,4 @@
-//! More types that put a tower of images or sounds in front of a language model.
+//! More types that put a vision or audio tower in front of a language model.
 
 use super::wrappers::{
     DEPTH, HEADS, INNER, INTERNVL, PATCHES, Tower, WIDTH, audioflamingo3, clip, internvl_of,

@@ -1,4 +1,4 @@
-//! Types that put a tower of images or sounds in front of a language model.
+//! Types that put a vision or audio tower in front of a language model.
 //!
 //! A file has the tower in `vision_config` or `audio_config` and the language model in
 //! `text_config`. One image per sample is planned: of the size that the tower was trained with, or
