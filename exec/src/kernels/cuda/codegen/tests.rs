@@ -1,7 +1,7 @@
 //! The compiler accepts all kernels of shipped scenarios.
 
 use super::shard::{RangeUpdate, Ranges};
-use super::{Arg, Module, Param, Request, generate, shard, waiting, widen};
+use super::{Arg, Module, PREAMBLE, Param, Request, generate, shard, waiting, widen};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::code::{key, options};
@@ -195,7 +195,11 @@ pub(super) fn compile(all: BTreeMap<String, String>, target: Target, nvrtc: Opti
     let next = || work.lock().unwrap().pop();
     let worker = || {
         while let Some((source, who)) = next() {
-            let source = waiting(&source);
+            // Helpers of the device are compiled as they are.
+            let source = match source.contains(PREAMBLE) {
+                true => waiting(&source),
+                false => source,
+            };
             if cache.get(&key(target, &source), "compiled").is_some() {
                 continue;
             }

@@ -338,11 +338,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("bert"),
     ),
     ("musicgen", "several streams of audio codes", None),
-    (
-        "musicgen_melody",
-        "several streams of audio codes",
-        None,
-    ),
+    ("musicgen_melody", "several streams of audio codes", None),
     (
         "neomme",
         "vision towers in front of an encoder",
@@ -547,11 +543,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "two vision towers, one of them with windows (SAM)",
         None,
     ),
-    (
-        "video_llava",
-        "vision towers and videos",
-        Some("llama"),
-    ),
+    ("video_llava", "vision towers and videos", Some("llama")),
     ("vision-encoder-decoder", "two models in one file", None),
     (
         "xlnet",
