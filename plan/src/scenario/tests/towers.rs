@@ -217,7 +217,7 @@ fn types_that_are_not_planned_say_what_they_have() {
     let whole = named("\"model_type\": \"gemma3n\"");
     let message = read("gemma3n", &whole, &[]).unwrap_err().to_string();
     assert!(
-        message.contains("\"gemma3n\" is not supported: it has vision towers"),
+        message.contains("\"gemma3n\" is not supported: it has a vision tower"),
         "{message}"
     );
     assert!(
