@@ -18,21 +18,17 @@ const NAME: &str = "LitGPT";
 /// Name of the entry for the subcommand of a script.
 const COMMAND: &str = "litgpt";
 
-pub(crate) static LITGPT: Format = Format {
-    name: NAME,
-    tables: &[TABLE],
-    engine: Some(Engine::Fsdp),
-    accelerated: false,
-    reduces_in_f32: false,
-    flat: false,
-    open: false,
-    defaults: DEFAULTS,
-};
+pub(crate) static LITGPT: Format = FORMAT;
 
 /// A command with the same keys as options.
 pub(crate) static LITGPT_SCRIPT: Format = Format {
-    name: NAME,
     tables: &[TABLE, LAUNCHER],
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
+    name: NAME,
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: false,

@@ -18,7 +18,17 @@ use crate::tree::Node;
 
 const NAME: &str = "LLM Foundry";
 
-pub(crate) static LLM_FOUNDRY: Format = Format {
+pub(crate) static LLM_FOUNDRY: Format = FORMAT;
+
+/// A command that names the configuration, with overrides such as
+/// `fsdp_config.mixed_precision=PURE`.
+pub(crate) static LLM_FOUNDRY_SCRIPT: Format = Format {
+    tables: &[COMMAND, LAUNCHER, ROOT, SIZES, FSDP],
+    open: true,
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
     name: NAME,
     tables: &[ROOT, SIZES, FSDP],
     engine: None,
@@ -26,19 +36,6 @@ pub(crate) static LLM_FOUNDRY: Format = Format {
     reduces_in_f32: false,
     flat: false,
     open: false,
-    defaults: DEFAULTS,
-};
-
-/// A command that names the configuration, with overrides such as
-/// `fsdp_config.mixed_precision=PURE`.
-pub(crate) static LLM_FOUNDRY_SCRIPT: Format = Format {
-    name: NAME,
-    tables: &[COMMAND, LAUNCHER, ROOT, SIZES, FSDP],
-    engine: None,
-    accelerated: false,
-    reduces_in_f32: false,
-    flat: false,
-    open: true,
     defaults: DEFAULTS,
 };
 

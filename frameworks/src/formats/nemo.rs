@@ -17,21 +17,17 @@ use crate::tree::{Node, Value};
 /// Name of the format.
 pub(crate) const NAME: &str = "NeMo Automodel";
 
-pub(crate) static NEMO: Format = Format {
-    name: NAME,
-    tables: &[TABLE],
-    engine: Some(Engine::Fsdp),
-    accelerated: false,
-    reduces_in_f32: true,
-    flat: false,
-    open: false,
-    defaults: DEFAULTS,
-};
+pub(crate) static NEMO: Format = FORMAT;
 
 /// A command of `automodel` with options such as `--step_scheduler.local_batch_size 2`.
 pub(crate) static NEMO_SCRIPT: Format = Format {
-    name: NAME,
     tables: &[TABLE, LAUNCHER],
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
+    name: NAME,
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: true,
@@ -464,14 +460,18 @@ fn fused_kernels(node: &Node) -> Result<Effect, String> {
     })
 }
 
+/// Returns whether a recipe or a model of this name is for contrastive training.
+fn is_contrastive(name: &str) -> bool {
+    name.contains("BiEncoder") || name.contains("CrossEncoder")
+}
+
 /// Reads what is trained.
 #[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
 fn recipe(node: &Node) -> Result<Effect, String> {
     let name = node.full();
-    let has = |part: &str| name.contains(part);
-    Ok(if has("BiEncoder") || has("CrossEncoder") {
+    Ok(if is_contrastive(&name) {
         Effect::Decisive(CONTRASTIVE)
-    } else if has("ForMultimodal") {
+    } else if name.contains("ForMultimodal") {
         Effect::Decisive(IMAGES)
     } else {
         Effect::Aside(LAUNCH)
@@ -483,7 +483,7 @@ fn recipe(node: &Node) -> Result<Effect, String> {
 fn class(node: &Node) -> Result<Effect, String> {
     let name = node.full();
     let has = |part: &str| name.contains(part);
-    Ok(if has("BiEncoder") || has("CrossEncoder") {
+    Ok(if is_contrastive(&name) {
         Effect::Decisive(CONTRASTIVE)
     } else if has("WithDrafter") {
         Effect::Decisive(DRAFTER)

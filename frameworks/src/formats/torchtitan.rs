@@ -12,21 +12,17 @@ use crate::table::{
 };
 use crate::tree::Node;
 
-pub(crate) static TORCHTITAN: Format = Format {
-    name: "torchtitan",
-    tables: &[TABLE],
-    engine: Some(Engine::Fsdp),
-    accelerated: false,
-    reduces_in_f32: true,
-    flat: false,
-    open: false,
-    defaults: DEFAULTS,
-};
+pub(crate) static TORCHTITAN: Format = FORMAT;
 
 /// A command with options such as `--training.local_batch_size 2`.
 pub(crate) static TORCHTITAN_SCRIPT: Format = Format {
-    name: "torchtitan",
     tables: &[TABLE, LAUNCHER],
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
+    name: "torchtitan",
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: true,

@@ -13,21 +13,17 @@ use crate::table::{
 };
 use crate::tree::{Node, Value};
 
-pub(crate) static TORCHTUNE: Format = Format {
-    name: "torchtune",
-    tables: &[TABLE],
-    engine: Some(Engine::Fsdp),
-    accelerated: false,
-    reduces_in_f32: false,
-    flat: false,
-    open: false,
-    defaults: DEFAULTS,
-};
+pub(crate) static TORCHTUNE: Format = FORMAT;
 
 /// `tune run` with overrides such as `batch_size=4`.
 pub(crate) static TORCHTUNE_SCRIPT: Format = Format {
-    name: "torchtune",
     tables: &[TABLE, LAUNCHER],
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
+    name: "torchtune",
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: false,

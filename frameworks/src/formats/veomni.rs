@@ -18,30 +18,10 @@ use crate::tree::Node;
 
 const NAME: &str = "VeOmni";
 
-pub(crate) static VEOMNI: Format = Format {
-    name: NAME,
-    tables: &[
-        ROOT,
-        RUN,
-        SHARDING,
-        UPDATES,
-        SIZES,
-        WITHOUT_SECTIONS,
-        MODEL_RUN,
-        MODEL_SHARDING,
-        MODEL_UPDATES,
-    ],
-    engine: Some(Engine::Fsdp),
-    accelerated: false,
-    reduces_in_f32: false,
-    flat: false,
-    open: false,
-    defaults: DEFAULTS,
-};
+pub(crate) static VEOMNI: Format = FORMAT;
 
 /// A command that starts a trainer, with options such as `--train.micro_batch_size 2`.
 pub(crate) static VEOMNI_SCRIPT: Format = Format {
-    name: NAME,
     tables: &[
         ROOT,
         RUN,
@@ -54,6 +34,22 @@ pub(crate) static VEOMNI_SCRIPT: Format = Format {
         MODEL_UPDATES,
         script::LAUNCHER,
         script::ENVIRONMENT,
+    ],
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
+    name: NAME,
+    tables: &[
+        ROOT,
+        RUN,
+        SHARDING,
+        UPDATES,
+        SIZES,
+        WITHOUT_SECTIONS,
+        MODEL_RUN,
+        MODEL_SHARDING,
+        MODEL_UPDATES,
     ],
     engine: Some(Engine::Fsdp),
     accelerated: false,

@@ -17,21 +17,17 @@ use crate::tree::Node;
 
 const NAME: &str = "verl";
 
-pub(crate) static VERL: Format = Format {
-    name: NAME,
-    tables: &[TABLE, GPUS],
-    engine: Some(Engine::Fsdp),
-    accelerated: false,
-    reduces_in_f32: true,
-    flat: false,
-    open: false,
-    defaults: DEFAULTS,
-};
+pub(crate) static VERL: Format = FORMAT;
 
 /// A command that starts the trainer, with overrides such as `data.train_batch_size=64`.
 pub(crate) static VERL_SCRIPT: Format = Format {
-    name: NAME,
     tables: &[TABLE, LAUNCHER, COMMAND],
+    ..FORMAT
+};
+
+const FORMAT: Format = Format {
+    name: NAME,
+    tables: &[TABLE, GPUS],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: true,
