@@ -227,7 +227,7 @@ pub(crate) fn choose(data: &[u8]) -> Result<Scenario, ScenarioError> {
         return scenario::parse(name, &String::from_utf8_lossy(&bytes), &[]);
     }
     let mut sets = Vec::new();
-    for _ in 0..c.below(10) {
+    for _ in 0..c.below(9) {
         sets.push(setting(&mut c));
     }
     if kind < 9 {
