@@ -3,8 +3,8 @@
 use super::Activation;
 use serde::{Deserialize, Serialize};
 
-/// `subsampling`: two-dimensional convolutions over the frames and bands of a sound, each of which
-/// halves both, and a layer that projects what is left of a frame to the width of the encoder.
+/// `subsampling`: two-dimensional convolutions, each of which halves the numbers of frames and
+/// bands, and a layer that projects the remaining bands of a frame to the width of the encoder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Subsampling {

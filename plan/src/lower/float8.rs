@@ -7,8 +7,8 @@ use super::kernels::KernelLaunch;
 use super::walk::Location;
 use crate::compile::tape::Tape;
 use crate::ir::{
-    Access, BufferId, CollectiveKind, CommId, DType, Holds, ParamId, Part, RECIPROCAL_STRIDE,
-    ReduceOp, Role, ShardOp, Source, StreamId, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, ParamId, Part,
+    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Source, StreamId, UnitId,
 };
 use crate::program::{Phase, Rule};
 use crate::shard::Group;
@@ -86,9 +86,10 @@ impl Scales {
     }
 
     /// Reduces the amax of ranks' shards to the amax of whole tensors over the ranks of a
-    /// communicator, and computes all scales, on `stream`.
+    /// communicator, and computes all scales, on `stream`, which waits for the compute stream.
     pub(crate) fn make(self, out: &mut Emitter<'_>, comm: Option<CommId>, stream: StreamId) {
         out.b.at(UnitId(0), Phase::Refresh);
+        out.b.join(Rule::Refresh, COMPUTE, stream);
         let [amax, made, inverses] =
             [self.amax, self.scales, self.inverses].map(|id| out.b.whole(id));
         if let Some(comm) = comm {

@@ -48,7 +48,7 @@ pub struct HfWrapper {
     pub audio: fn(Fields<'_>) -> Result<Value, String>,
 }
 
-/// Returns null: there is no second tower.
+/// Returns null, for types without a second tower.
 #[allow(
     clippy::unnecessary_wraps,
     reason = "others read files, which may be wrong"

@@ -11,7 +11,7 @@
 
 use super::Flat;
 use super::block_scales::BlockScales;
-use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId, UnitId};
+use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
@@ -54,9 +54,8 @@ impl Flat {
     }
 
     /// Computes the scales of the weights after their updates. `updated` means that the optimizer
-    /// has run, and may have computed the amax. The amax of whole tensors are reduced on `stream`,
-    /// which waits for the compute stream. The first gather of a step casts shards on its stream,
-    /// so that the casts overlap with computation.
+    /// has run, and may have computed the amax. Ranks reduce these on `stream`. The first gather of
+    /// a step casts shards on its stream, so that the casts overlap with computation.
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool, stream: StreamId) {
         self.refresh_block_scales(out);
         let Some(scales) = self.scales else { return };
@@ -82,8 +81,6 @@ impl Flat {
                 writes: &[slots],
             });
         }
-        out.b.at(UnitId(0), Phase::Refresh);
-        out.b.join(Rule::Refresh, COMPUTE, stream);
         // 8-bit weights belong to all ranks of this axis.
         scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce, stream);
         out.b.at(unit, phase);
