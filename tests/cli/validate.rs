@@ -369,7 +369,8 @@ fn predictions_agree_with_steps_of_exec() {
 }
 
 /// MoE models with and without expert parallelism, with every dispatcher, and with balanced and
-/// skewed choices: 57 runs on six machines, one of which also timed their kernels.
+/// skewed choices: 79 runs on twelve machines, one of which also timed their kernels. Memory of
+/// five of them was not recorded.
 #[test]
 fn predictions_agree_with_steps_of_experts() {
     let table = concat!(
@@ -378,15 +379,14 @@ fn predictions_agree_with_steps_of_experts() {
     );
     let mut lines = json(&["validate", table, "--json"]);
     lines.pop();
-    assert_eq!(lines.len(), 64);
-    for row in &lines {
+    assert_eq!(lines.len(), 79);
+    let memory = lines.iter().filter_map(|row| {
         let of = &row["peak_allocated_mib"];
-        let bytes = |field: &str| of[field].as_f64().unwrap();
-        assert!(
-            (bytes("predicted") - bytes("measured")).abs() < 0.01,
-            "{row}"
-        );
-    }
+        Some(of["predicted"].as_f64()? - of["measured"].as_f64()?)
+    });
+    let memory: Vec<f64> = memory.collect();
+    assert_eq!(memory.len(), 74);
+    assert!(memory.iter().all(|error| error.abs() < 0.01), "{memory:?}");
     let step = |row: &Value| row["step_ms"]["error_percent"].as_f64().unwrap().abs();
     let mut errors: Vec<f64> = lines.iter().map(step).collect();
     errors.sort_by(f64::total_cmp);

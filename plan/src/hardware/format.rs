@@ -305,7 +305,7 @@ pub const SECTIONS: &[Section] = &[
         "nvlink_gbps" Number(Positive), "GB/s", Required, "per GPU and direction, by data sheet (without NVLink: PCIe; on a CPU: memory)";
         "nvlink_efficiency" Number(Rate), "", Required, "share of it that large all-gathers reach";
         "nvlink_ranks" Integer(2, MAX), "", Is("8"), "number of GPUs with which this share was reached; with fewer GPUs it is smaller, because each GPU also copies its own part";
-        "copy_engine_gbps" Number(Positive), "GB/s", Unknown, "bus bandwidth of large collectives on copy engines within a node; without it that of kernels";
+        "copy_engine_gbps" Number(Positive), "GB/s", Unknown, "bus bandwidth of large collectives on copy engines within a node, after the copy of a rank's own part; without it that of kernels";
         "nvlink_domain" Integer(1, MAX), "", Unknown, "GPUs that NVLink connects; a larger `mesh.gpus_per_node` is a warning";
         "nics_per_node" Integer(1, MAX), "", Required, "network cards of a node";
         "nic_gbps" Number(Positive), "GB/s", Required, "per card and direction";

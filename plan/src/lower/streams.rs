@@ -29,9 +29,16 @@ impl CommStreams {
         };
         // In a collective, ranks wait for one another's kernels, so these run before computation.
         // An exchange on copy engines only leaves the rank's own copy and the sum to the SMs. With
-        // a higher priority than computation, these delay the first kernels of the next block; with
-        // a lower one, the last gradients of a step (benchmarks/training.md compares all three).
-        let urgency = if fsdp.copy_engine_reduce { 0 } else { inner };
+        // a higher priority than computation, these delay the first kernels of the next block, and
+        // with a lower one, the last gradients of a step (benchmarks/training.md compares all
+        // three). But the matmuls of experts hold all SMs until they end: with the priority of
+        // computation, the copy waits for several of them, and so do the other ranks
+        // (benchmarks/experts.md).
+        let held = out.inputs.scenario.model.has_experts();
+        let urgency = match fsdp.copy_engine_reduce && !held {
+            true => 0,
+            false => inner,
+        };
         let reduce = match (collective && asynchronous, unify) {
             (false, _) => COMPUTE,
             (true, true) => gather,

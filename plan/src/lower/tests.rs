@@ -16,6 +16,7 @@ mod pr4435;
 mod recompute;
 mod reductions;
 mod skipped;
+mod streams;
 mod uses;
 mod weight_gradients;
 
