@@ -145,7 +145,10 @@ fn refuse(document: &Document, path: &str, accepts: &[Accept], value: &Value) ->
             .any(|a| matches!(a, Accept::List(of) if accepted(of, value)))
         && let Some(s) = value.str()
     {
-        return error.with_help(format!("write a list: [{s:?}]"));
+        return error.with_help(match nearest(s, choices.copied()) {
+            Some(near) => format!("did you mean \"{near}\", or a list: [{s:?}]?"),
+            None => format!("write a list: [{s:?}]"),
+        });
     }
     if accepts.iter().any(|a| matches!(a, Accept::Size(..)))
         && let Some(number) = bare_number(value)

@@ -52,7 +52,8 @@ fn globs_match_modules() {
     let message = fault(&["fsdp.ignored_params=[\"layers 1\"]"]);
     assert!(message.contains("only letters, digits"), "{message}");
     let message = fault(&["fsdp.ignored_params=expert"]);
-    assert!(message.contains("\"experts\""), "{message}");
+    let both = "did you mean \"experts\", or a list: [\"expert\"]?";
+    assert!(message.contains(both), "{message}");
 }
 
 /// Only `fully_shard` has this argument.
