@@ -74,7 +74,7 @@ impl<'a> Network<'a> {
             true => moved,
             false => formula::rate_gbps(collective.kind, &group) / fitted,
         };
-        let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
+        let on_engines = self.on_engines(collective);
         let local_copy_share = if on_engines {
             self.local_copy_us(collective) / price.us.max(1e-6)
         } else {
@@ -168,12 +168,16 @@ impl<'a> Network<'a> {
     fn on_engines_us(&self, collective: &Collective, launch_us: f64) -> Option<f64> {
         let group = &self.groups[collective.comm.index()];
         let rate = self.profile.network.copy_engine_gbps?;
-        let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
         let bytes = collective.expected_bytes() as f64;
         let bus = formula::bus_factor(collective.kind, group.size) * bytes;
         let sent_us = bus / rate / 1e3;
-        (on_engines && group.nodes == 1)
+        (self.on_engines(collective) && group.nodes == 1)
             .then(|| launch_us + self.local_copy_us(collective) + sent_us)
+    }
+
+    /// Returns whether copy engines move a collective's data. They cannot add.
+    fn on_engines(&self, collective: &Collective) -> bool {
+        self.engines[collective.comm.index()] && !collective.kind.reduces()
     }
 
     /// Returns the microseconds of the copy of a rank's own part, which a collective on copy

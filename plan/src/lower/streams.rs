@@ -35,9 +35,10 @@ impl CommStreams {
         // computation, the copy waits for several of them, and so do the other ranks
         // (benchmarks/experts.md).
         let held = out.inputs.scenario.model.has_experts();
-        let urgency = match fsdp.copy_engine_reduce && !held {
-            true => 0,
-            false => inner,
+        let urgency = if fsdp.copy_engine_reduce && !held {
+            0
+        } else {
+            inner
         };
         let reduce = match (collective && asynchronous, unify) {
             (false, _) => COMPUTE,
