@@ -369,7 +369,7 @@ fn predictions_agree_with_steps_of_exec() {
 }
 
 /// MoE models with and without expert parallelism, with every dispatcher, and with balanced and
-/// skewed choices: 79 runs on twelve machines, one of which also timed their kernels. Memory of
+/// skewed choices: 87 runs on thirteen machines, one of which also timed their kernels. Memory of
 /// five of them was not recorded.
 #[test]
 fn predictions_agree_with_steps_of_experts() {
@@ -379,19 +379,19 @@ fn predictions_agree_with_steps_of_experts() {
     );
     let mut lines = json(&["validate", table, "--json"]);
     lines.pop();
-    assert_eq!(lines.len(), 79);
+    assert_eq!(lines.len(), 87);
     let memory = lines.iter().filter_map(|row| {
         let of = &row["peak_allocated_mib"];
         Some(of["predicted"].as_f64()? - of["measured"].as_f64()?)
     });
     let memory: Vec<f64> = memory.collect();
-    assert_eq!(memory.len(), 74);
+    assert_eq!(memory.len(), 82);
     assert!(memory.iter().all(|error| error.abs() < 0.01), "{memory:?}");
     let step = |row: &Value| row["step_ms"]["error_percent"].as_f64().unwrap().abs();
     let mut errors: Vec<f64> = lines.iter().map(step).collect();
     errors.sort_by(f64::total_cmp);
     assert!(
-        errors[39] < 2.3 && errors[72] < 6.1 && errors[78] < 7.0,
+        errors[43] < 2.1 && errors[80] < 5.8 && errors[86] < 7.0,
         "{errors:?}"
     );
 }
