@@ -54,6 +54,13 @@ impl Fsdp {
     pub(crate) fn spec(&self) -> &'static PolicySpec {
         PolicySpec::of(self.policy, self.variant)
     }
+
+    /// Returns whether users of the policy's engine can give a key (a path such as `fsdp.units`)
+    /// this value. Engines other than the native one fix some options in their code.
+    #[must_use]
+    pub fn can_set(&self, key: &str, value: &str) -> bool {
+        !(self.spec().fixes)(key, value)
+    }
 }
 
 /// Returns the rules that apply to a scenario: those of its policy and, in compile mode full, those

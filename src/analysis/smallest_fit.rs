@@ -1,10 +1,10 @@
 //! Finds the smallest change that makes a job fit: one option, or else two, or else three.
 
-use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
+use super::whatif::{self, Change, Effect, Load, OFFLOADS, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::config::{OuterStrategy, PolicyKind, Recompute, Reshard};
+use shardlab_plan::config::{OuterStrategy, Recompute, Reshard};
 use std::cmp::Reverse;
 
 /// Maximum number of options in a combination.
@@ -229,7 +229,7 @@ fn join(moves: &[Move], combination: &[usize]) -> Change {
 fn moves(base: &Scenario) -> Vec<Move> {
     let mut all = Vec::new();
     let mut one = |axis: &'static str, set: &[&str]| {
-        if set.iter().all(|s| is_settable(base.fsdp.policy, s)) {
+        if set.iter().all(|s| is_settable(&base.fsdp, s)) {
             let change = Change {
                 label: set.join(" "),
                 overrides: set.iter().map(|s| (*s).to_owned()).collect(),
@@ -283,12 +283,8 @@ fn moves(base: &Scenario) -> Vec<Move> {
     if base.mesh.dp_outer > 1 && base.fsdp.outer_strategy == OuterStrategy::NoShard {
         one("outer", &["fsdp.outer_strategy=optim"]);
     }
-    if base.fsdp.policy == PolicyKind::Native {
-        one("offload", &["fsdp.offload=[\"optimizer\"]"]);
-        one(
-            "offload",
-            &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],
-        );
+    for state in &OFFLOADS[1..] {
+        one("offload", &[&format!("fsdp.offload={state}")]);
     }
     let sharded = whatif::mesh(base).into_iter();
     let more = |change: &Change| {
@@ -332,6 +328,23 @@ mod tests {
     #[test]
     fn what_fits_needs_no_change() {
         assert_eq!(found("llama3-8b-4xh200", &[]), None);
+    }
+
+    /// `CPUOffloadPolicy` of `fully_shard` keeps all state on the host.
+    #[test]
+    fn offload_fits_where_nothing_else_does() {
+        let set = [
+            "fsdp.policy=fsdp2",
+            "mesh.dp_shard=8",
+            "train.micro_batch=1",
+        ];
+        let found = found("llama3-70b-64xh100", &set).unwrap();
+        let best = found.best().unwrap();
+        let all = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+        assert!(
+            best.change.overrides.iter().any(|set| set == all),
+            "{best:?}"
+        );
     }
 
     /// If one option is enough, options are not combined.
@@ -385,7 +398,8 @@ mod tests {
 
     #[test]
     fn what_cannot_fit_has_no_solution() {
-        let set = ["mesh.dp_shard=2"];
+        // Megatron-FSDP keeps no parameters in host memory.
+        let set = ["mesh.dp_shard=2", "fsdp.policy=megatron"];
         let found = found("llama3-70b-64xh100", &set).unwrap();
         assert_eq!(found.best(), None);
         assert!(found.tried > 5, "{}", found.tried);

@@ -187,6 +187,8 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
 fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;
     let dispatcher = s.moe.as_ref()?.dispatcher;
+    // Megatron-LM can pad the rows of experts to their capacity. torchtitan cannot.
+    let pads = s.fsdp.policy != PolicyKind::Fsdp2;
     (dispatcher.host_reads() && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
         kind: Kind::ExpertDispatch,
         message: "in every layer of experts, the host waits for the row counts of the dispatcher, so host time limits \
@@ -196,7 +198,7 @@ fn expert_dispatch(p: &Prediction) -> Option<Warning> {
             .to_owned(),
         key: Some("mesh.ep"),
         place: None,
-        set: vec!["moe.dispatcher=padded".to_owned()],
+        set: pads.then(|| "moe.dispatcher=padded".to_owned()).into_iter().collect(),
     })
 }
 

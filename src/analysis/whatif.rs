@@ -6,8 +6,8 @@ use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{
-    Dispatcher, Float8Recipe, IgnoredParams, OuterStrategy, PolicyKind, Recompute, RecomputeLayers,
-    RowShortage,
+    Dispatcher, Float8Recipe, Fsdp, IgnoredParams, OuterStrategy, PolicyKind, Recompute,
+    RecomputeLayers, RowShortage,
 };
 use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
@@ -49,8 +49,8 @@ impl Change {
 }
 
 impl Change {
-    /// Returns whether the samples per step, the precision and the model stay the same. (They do
-    /// not if only the micro-batch becomes smaller.)
+    /// Returns whether the samples per step, the precision and the model stay the same. Changes of
+    /// the micro-batch come without one of `grad_accum`, so they change the samples.
     #[must_use]
     pub(crate) fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
@@ -165,10 +165,17 @@ pub(crate) struct WhatIf {
     pub effect: Result<Effect, PredictError>,
 }
 
+/// State that can be kept in host memory: values of `fsdp.offload`, least first.
+pub(crate) const OFFLOADS: [&str; 3] = [
+    "[]",
+    "[\"optimizer\"]",
+    "[\"params\", \"grads\", \"optimizer\"]",
+];
+
 /// Key that gathers the same codes in another way. The results of layers do not change.
-const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
+pub(crate) const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
 /// Key that saves the same codes for backward. The results of layers do not change.
-const SAVED_CODES: &str = "precision.float8_saved";
+pub(crate) const SAVED_CODES: &str = "precision.float8_saved";
 
 /// Keys for which every value is tried.
 const ALL_VALUES: [&str; 24] = [
@@ -257,71 +264,19 @@ fn codes(base: &Scenario) -> Vec<Change> {
     .collect()
 }
 
-/// Returns whether a user of this policy can set an option. Policies other than the native engine
-/// fix most options, and some keys select another engine. `shardlab explain` proposes the other
-/// options only on request.
+/// Returns whether to propose an override to users of an engine, because they can set it.
+/// `shardlab explain` shows the others only on request.
 #[must_use]
-pub(crate) fn is_settable(policy: PolicyKind, setting: &str) -> bool {
+pub(crate) fn is_settable(fsdp: &Fsdp, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
-    /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 16] = [
-        // torchao saves inputs in the compute type, and Transformer Engine in 8 bits.
-        "precision.float8_saved",
-        "fsdp.async_reduce",
-        "fsdp.copy_engine_all_gather",
-        "fsdp.copy_engine_reduce_scatter",
-        "fsdp.cast_before_all_gather",
-        "fsdp.copy_in_stream",
-        "fsdp.optimizer_in_backward",
-        "fsdp.prefetch_next_step",
-        "fsdp.reduce_in_flight",
-        "fsdp.fuse_reduce_into_optimizer",
-        "compile.gemm_accumulate",
-        "compile.gemm_epilogue_fusion",
-        "compile.fuse_projections",
-        "compile.mix_order_reductions",
-        // Its host time is not predicted well enough to propose it (`tests/data/peers_h100x2.csv`).
-        "mesh.ep",
-        "moe.dispatcher",
-    ];
-    /// Options that PyTorch's `fully_shard` also fixes, or that duplicate `reshard_after_forward`.
-    const FULLY_SHARD: [&str; 4] = [
-        "fsdp.allocator",
-        "fsdp.separate_communicators",
-        "fsdp.strategy",
-        "fsdp.unify_comm_stream",
-    ];
-    /// Options that the experimental engine of Megatron-FSDP fixes.
-    const FIXED: [&str; 9] = [
-        "compile.mode",
-        "fsdp.allocator",
-        "fsdp.prefetch_backward",
-        "fsdp.prefetch_forward",
-        "fsdp.reshard_after_forward",
-        "fsdp.separate_communicators",
-        "fsdp.strategy",
-        "fsdp.unify_comm_stream",
-        "precision.reduce_dtype",
-    ];
+    // Another policy is another engine.
     if key == "fsdp.policy" {
         return false;
     }
-    match policy {
-        PolicyKind::Native => true,
-        PolicyKind::Megatron => !ENGINE.contains(&key),
-        PolicyKind::MegatronV2 => !ENGINE.contains(&key) && !FIXED.contains(&key),
-        PolicyKind::Fsdp2 => {
-            // `set_modules_to_forward_prefetch` adds prefetches, but nothing removes the implicit
-            // one. Collectives as graph nodes, and graphs of whole iterations, need other engines.
-            let impossible = match (key, value) {
-                ("fsdp.prefetch_forward" | "fsdp.prefetch_backward", "0") => true,
-                ("compile.mode", "full") => true,
-                ("compile.cuda_graph", value) => value != "off",
-                _ => false,
-            };
-            !impossible && !ENGINE.contains(&key) && !FULLY_SHARD.contains(&key)
-        }
-    }
+    // The host time of PyTorch's expert parallelism is not predicted well enough to propose it
+    // (`tests/data/peers_h100x2.csv`).
+    let is_rough = fsdp.policy != PolicyKind::Native && matches!(key, "mesh.ep" | "moe.dispatcher");
+    !is_rough && fsdp.can_set(key, value)
 }
 
 /// Returns the helpful changes that a user of this policy can make: fastest first, then those that
@@ -330,16 +285,11 @@ pub(crate) fn is_settable(policy: PolicyKind, setting: &str) -> bool {
 pub(crate) fn improvements<'a>(
     base: &Effect,
     all: &'a [WhatIf],
-    policy: PolicyKind,
+    fsdp: &Fsdp,
 ) -> Vec<(&'a WhatIf, &'a Effect)> {
     let mut worth: Vec<(&WhatIf, &Effect)> = all
         .iter()
-        .filter(|w| {
-            w.change
-                .overrides
-                .iter()
-                .all(|set| is_settable(policy, set))
-        })
+        .filter(|w| w.change.overrides.iter().all(|set| is_settable(fsdp, set)))
         .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
         .filter(|(_, e)| e.improves(base))
         .collect();
@@ -395,14 +345,7 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     all.extend(expert_parallel(base));
     all.extend(dispatchers(base));
     all.extend(padding(base, profile));
-    if base.fsdp.policy == PolicyKind::Native {
-        let values = [
-            "[]",
-            "[\"optimizer\"]",
-            "[\"params\", \"grads\", \"optimizer\"]",
-        ];
-        all.extend(values.map(|v| Change::one("fsdp.offload", v)));
-    }
+    all.extend(OFFLOADS.map(|v| Change::one("fsdp.offload", v)));
     let batch = base.train.micro_batch;
     all.push(Change::one("train.micro_batch", &(batch * 2).to_string()));
     if batch.is_multiple_of(2) {
@@ -629,8 +572,13 @@ mod tests {
             all.map(|d| format!("moe.dispatcher={d}"))
         );
         assert_eq!(of("small-moe"), Vec::<String>::new());
-        assert!(is_settable(PolicyKind::Native, "moe.dispatcher=padded"));
-        assert!(!is_settable(PolicyKind::Fsdp2, "moe.dispatcher=padded"));
+        let fsdp = |set: &[String]| {
+            let base = shardlab_plan::scenario::load(Path::new("small-moe"), set);
+            base.unwrap().fsdp
+        };
+        assert!(is_settable(&fsdp(&[]), "moe.dispatcher=padded"));
+        let fsdp2 = fsdp(&["fsdp.policy=fsdp2".to_owned()]);
+        assert!(!is_settable(&fsdp2, "moe.dispatcher=padded"));
     }
 
     #[test]
@@ -670,23 +618,22 @@ mod tests {
             "fsdp.prefetch_forward=2",
             "train.recompute=full",
         ];
-        let settable = |policy| all.map(|set| is_settable(policy, set));
+        let of = |name: &str, set: &[String]| {
+            let scenario = shardlab_plan::scenario::load(Path::new(name), set);
+            scenario.unwrap().fsdp
+        };
+        let settable = |policy| {
+            let fsdp = of("llama-tiny", &[format!("fsdp.policy={policy}")]);
+            all.map(|set| is_settable(&fsdp, set))
+        };
         let (yes, no) = (true, false);
-        assert_eq!(
-            settable(PolicyKind::Native),
-            [no, yes, yes, yes, yes, yes, yes, yes]
-        );
-        assert_eq!(
-            settable(PolicyKind::Megatron),
-            [no, no, yes, yes, yes, yes, yes, yes]
-        );
-        assert_eq!(
-            settable(PolicyKind::MegatronV2),
-            [no, no, no, no, no, no, no, yes]
-        );
-        assert_eq!(
-            settable(PolicyKind::Fsdp2),
-            [no, no, no, no, no, yes, yes, yes]
-        );
+        assert_eq!(settable("native"), [no, yes, yes, yes, yes, yes, yes, yes]);
+        assert_eq!(settable("megatron"), [no, no, yes, yes, yes, yes, yes, yes]);
+        assert_eq!(settable("megatron_v2"), [no, no, no, no, no, no, no, yes]);
+        assert_eq!(settable("fsdp2"), [no, no, no, no, no, yes, yes, yes]);
+        // Variant pr4435 has an argument for both prefetches.
+        let fsdp = of("small-megatron-pr4435", &[]);
+        assert!(all[..3].iter().all(|set| !is_settable(&fsdp, set)));
+        assert!(is_settable(&fsdp, "fsdp.prefetch_forward=0"));
     }
 }

@@ -118,7 +118,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         );
         format!("`{command}` tries other options")
     } else {
-        whatif::next(&base, &verdict, &tried, prediction.scenario.fsdp.policy)
+        whatif::next(&base, &verdict, &tried, &prediction.scenario.fsdp)
     };
     let explanation = Explanation {
         verdict,

@@ -5,7 +5,7 @@
 //! which of their values are worth trying.
 
 use super::Request;
-use crate::analysis::whatif::{is_settable, mesh};
+use crate::analysis::whatif::{GATHERS_OF_CODES, OFFLOADS, SAVED_CODES, is_settable, mesh};
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{Float8Saved, RecomputeLayers, Units};
@@ -39,8 +39,7 @@ use Values::{Every, From, Of, Sets};
 
 /// Keys of 8-bit matmuls. Those of codes have no effect without a recipe.
 const FLOAT8_RECIPE: &str = "precision.float8_recipe";
-const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
-const CODES: [&str; 2] = [GATHERS_OF_CODES, "precision.float8_saved"];
+const CODES: [&str; 2] = [GATHERS_OF_CODES, SAVED_CODES];
 
 /// Key of the axis of recomputed blocks.
 pub(super) const LAYERS: &str = "train.recompute_layers";
@@ -240,10 +239,9 @@ impl Space {
             let key = set.split_once('=').map_or(set.as_str(), |(key, _)| key);
             request.kept.iter().any(|kept| kept == key)
         };
-        let policy = self.base.fsdp.policy;
         let mut possible = vec![Choice::new()];
         for choice in choices {
-            let settable = freed || choice.iter().all(|set| is_settable(policy, set));
+            let settable = freed || choice.iter().all(|set| is_settable(&self.base.fsdp, set));
             if settable && !choice.iter().any(is_kept) && self.is_other(&choice, request) {
                 possible.push(choice);
             }
@@ -411,8 +409,8 @@ fn codes(today: &Prediction) -> Vec<Choice> {
         vec![saves.clone()],
         vec![gathers, saves],
     ];
-    let policy = today.scenario.fsdp.policy;
-    let settable = |c: &Choice| c.iter().all(|set| is_settable(policy, set));
+    let fsdp = &today.scenario.fsdp;
+    let settable = |c: &Choice| c.iter().all(|set| is_settable(fsdp, set));
     all.into_iter().filter(settable).collect()
 }
 
@@ -434,10 +432,5 @@ fn with_codes(today: &Prediction, recipe: Choice) -> Vec<Choice> {
 
 /// Returns the state that can be kept in host memory.
 fn offload(_: &Prediction) -> Vec<Choice> {
-    let sets = [
-        "[]",
-        "[\"optimizer\"]",
-        "[\"params\", \"grads\", \"optimizer\"]",
-    ];
-    sets.map(|v| vec![format!("fsdp.offload={v}")]).to_vec()
+    OFFLOADS.map(|v| vec![format!("fsdp.offload={v}")]).to_vec()
 }

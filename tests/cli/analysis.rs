@@ -289,8 +289,16 @@ fn changes_across_nodes_are_tried() {
     }
     let within = tried(&["small-fsdp2"]);
     let about = |key: &str| within.iter().any(|(sets, _)| sets[0].starts_with(key));
-    assert!(!about("fsdp.reshard_after_forward=2") && !about("mesh.") && !about("fsdp.offload"));
+    assert!(!about("fsdp.reshard_after_forward=2") && !about("mesh."));
     assert!(about("fsdp.reshard_after_forward=false"));
+    // `CPUOffloadPolicy` keeps all state in host memory, or none.
+    let offload = |set: &str| {
+        let found = within.iter().find(|(sets, _)| sets[0] == set);
+        found.map(|(_, step_ms)| step_ms.is_number())
+    };
+    let all = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+    assert_eq!(offload(all), Some(true));
+    assert_ne!(offload("fsdp.offload=[\"optimizer\"]"), Some(true));
 }
 
 /// If the scenario does not fit, the text starts with the smallest change that makes it fit, and

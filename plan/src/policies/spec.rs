@@ -18,6 +18,9 @@ pub(crate) struct PolicySpec {
     pub(crate) defaults: Defaults,
     /// Rules for the other keys of a scenario.
     pub(crate) rules: Rules,
+    /// Returns whether the engine's code fixes an option: a scenario can have this value of the key
+    /// (a path), but a user of the engine cannot set it.
+    pub(crate) fixes: fn(key: &str, value: &str) -> bool,
     /// Help text: what to change so that buffers keep their addresses, which captured scopes
     /// require.
     pub(crate) fixed_addresses: &'static str,
@@ -71,6 +74,43 @@ impl Rules {
     pub(crate) fn has(&self, option: &str) -> bool {
         self.options.contains(&option)
     }
+}
+
+/// Returns whether a key is an option of the native engine that PyTorch and Megatron-FSDP lack.
+pub(crate) fn is_native_option(key: &str) -> bool {
+    matches!(
+        key,
+        // torchao saves inputs in the compute type, and Transformer Engine in 8 bits.
+        "precision.float8_saved"
+            | "fsdp.async_reduce"
+            | "fsdp.copy_engine_all_gather"
+            | "fsdp.copy_engine_reduce_scatter"
+            | "fsdp.cast_before_all_gather"
+            | "fsdp.copy_in_stream"
+            | "fsdp.optimizer_in_backward"
+            | "fsdp.prefetch_next_step"
+            | "fsdp.reduce_in_flight"
+            | "fsdp.fuse_reduce_into_optimizer"
+            | "compile.gemm_accumulate"
+            | "compile.gemm_epilogue_fusion"
+            | "compile.fuse_projections"
+            | "compile.mix_order_reductions"
+    )
+}
+
+/// Returns whether a key is an option that both experimental engines of Megatron-FSDP fix.
+pub(crate) fn is_fixed_by_megatron_v2(key: &str) -> bool {
+    let fixed = matches!(
+        key,
+        "compile.mode"
+            | "fsdp.allocator"
+            | "fsdp.reshard_after_forward"
+            | "fsdp.separate_communicators"
+            | "fsdp.strategy"
+            | "fsdp.unify_comm_stream"
+            | "precision.reduce_dtype"
+    );
+    fixed || is_native_option(key)
 }
 
 /// Returns whether a pattern of `fsdp.units` satisfies a predicate.

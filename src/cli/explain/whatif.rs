@@ -9,16 +9,16 @@ use crate::analysis::smallest_fit::{Search, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
 use crate::analysis::whatif::{Effect, WhatIf, improvements};
 use crate::predict::{Fit, TIGHT};
-use shardlab_plan::config::PolicyKind;
+use shardlab_plan::config::Fsdp;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 use std::collections::BTreeMap;
 
 /// Returns the change to try next, and its effect.
-pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: PolicyKind) -> String {
+pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, fsdp: &Fsdp) -> String {
     if let Some(search) = &tried.smallest_fit {
         return smallest(base, search);
     }
-    let mut worth = improvements(base, &tried.what_ifs, policy);
+    let mut worth = improvements(base, &tried.what_ifs, fsdp);
     worth.retain(|(what_if, _)| what_if.change.keeps_training());
     if verdict.is_narrow() || matches!(base.fit, Fit::Tight { .. }) {
         // Headroom comes before speed.
@@ -106,8 +106,8 @@ fn free(effect: &Effect) -> String {
 
 /// Prints the single changes that help: the fastest ones, and those that save memory.
 pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
-    let policy = e.prediction.scenario.fsdp.policy;
-    let worth = improvements(&e.base, &e.tried.what_ifs, policy);
+    let fsdp = &e.prediction.scenario.fsdp;
+    let worth = improvements(&e.base, &e.tried.what_ifs, fsdp);
     let (worth, other): (Vec<_>, Vec<_>) = worth
         .into_iter()
         .partition(|(w, _)| w.change.keeps_training());
@@ -116,14 +116,14 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         .partition(|(_, x)| x.is_faster_than(&e.base));
     out.blank()?;
     out.heading("What to change")?;
-    let padding: Vec<(&WhatIf, &Effect)> = e
+    let answers: Vec<(&WhatIf, &Effect)> = e
         .tried
         .what_ifs
         .iter()
         .filter(|w| e.warnings.iter().any(|x| x.set == w.change.overrides))
         .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
         .collect();
-    if faster.is_empty() && smaller.is_empty() && other.is_empty() && padding.is_empty() {
+    if faster.is_empty() && smaller.is_empty() && other.is_empty() && answers.is_empty() {
         return Ok(out.paragraph(
             0,
             "No single option gains more than 0.5 % of time or memory.",
@@ -134,7 +134,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         ("faster:", faster),
         ("less memory:", smaller),
         ("with another batch size or precision:", other),
-        ("without the warning:", padding),
+        ("without the warning:", answers),
     ] {
         if group.is_empty() {
             continue;

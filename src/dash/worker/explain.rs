@@ -11,7 +11,7 @@ use crate::analysis::{compile, slower, warnings};
 use crate::dash::event::{News, Setup};
 use crate::dash::whatif::{Explained, Group, Proposal};
 use crate::predict::{Prediction, Profiles, predict};
-use shardlab_plan::config::PolicyKind;
+use shardlab_plan::config::Fsdp;
 use shardlab_sim::Options;
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn found(setup: &Setup, p: &Prediction, search: Option<&Search>, tried: &[WhatIf
         verdict: (tone, verdict.line()),
         why: verdict.why,
         warnings: warnings.iter().map(ToString::to_string).collect(),
-        proposals: proposals(&base, p.scenario.fsdp.policy, search, tried),
+        proposals: proposals(&base, &p.scenario.fsdp, search, tried),
         base,
         basis: verdict.basis,
         tables: tables::of(p),
@@ -65,7 +65,7 @@ fn found(setup: &Setup, p: &Prediction, search: Option<&Search>, tried: &[WhatIf
 /// Sorts changes into groups, best first within each.
 fn proposals(
     base: &Effect,
-    policy: PolicyKind,
+    fsdp: &Fsdp,
     search: Option<&Search>,
     tried: &[WhatIf],
 ) -> Vec<Proposal> {
@@ -78,7 +78,7 @@ fn proposals(
             outcome: Ok(s.effect.clone()),
         })
     });
-    let helping = improvements(base, tried, policy);
+    let helping = improvements(base, tried, fsdp);
     let helpful = helping.iter().map(|(w, effect)| {
         let group = match (w.change.keeps_training(), effect.is_faster_than(base)) {
             (false, _) => Group::OtherTraining,
@@ -89,7 +89,7 @@ fn proposals(
     });
     let helps = |w: &&WhatIf| helping.iter().any(|(other, _)| std::ptr::eq(*other, *w));
     let rest = tried.iter().filter(|w| !helps(w)).map(|w| {
-        let settable = |set: &String| is_settable(policy, set);
+        let settable = |set: &String| is_settable(fsdp, set);
         let group = match &w.effect {
             Err(_) => Group::Impossible,
             Ok(effect) if !effect.differs(base) => Group::Same,

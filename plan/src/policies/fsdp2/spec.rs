@@ -9,7 +9,9 @@ use crate::config::{
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, per_param_layout};
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
+use crate::policies::spec::{
+    Defaults, PolicySpec, Refusal, Rules, fully_compiled, is_native_option,
+};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::Fsdp2,
@@ -45,6 +47,17 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         ],
         refuses: REFUSES,
         without_effect: &[],
+    },
+    fixes: |key, value| match (key, value) {
+        // `set_modules_to_forward_prefetch` adds prefetches, but nothing removes the implicit one.
+        ("fsdp.prefetch_forward" | "fsdp.prefetch_backward", "0") => true,
+        // Collectives as graph nodes, and graphs of whole iterations, need other engines.
+        ("compile.mode", "full") => true,
+        ("compile.cuda_graph", value) => value != "off",
+        // `reshard_after_forward` replaces the strategy.
+        ("fsdp.strategy" | "fsdp.allocator", _) => true,
+        ("fsdp.separate_communicators" | "fsdp.unify_comm_stream", _) => true,
+        _ => is_native_option(key),
     },
     fixed_addresses: "use policy native",
     engine: Engine {

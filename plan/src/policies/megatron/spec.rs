@@ -9,8 +9,8 @@ use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::spec::{
-    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, keeps_frozen_as_gathered,
-    skips_blocks,
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, is_native_option,
+    keeps_frozen_as_gathered, skips_blocks,
 };
 use crate::policies::{GRADIENTS_ADDED_UP, SHARDS_ROWS};
 use crate::shard::placements;
@@ -54,6 +54,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             },
         ],
     },
+    fixes: |key, _| is_native_option(key),
     fixed_addresses: "set fsdp.allocator = \"double_buffer\" and persist_on_alloc_fail = true",
     engine: Engine {
         framework: true,

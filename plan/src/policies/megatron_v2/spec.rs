@@ -9,7 +9,8 @@ use crate::config::{
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::spec::{
-    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, joins_backwards, some_unit,
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, is_fixed_by_megatron_v2, joins_backwards,
+    some_unit,
 };
 use crate::policies::{GRADIENTS_ADDED_UP, SHARDS_ROWS, SKIPS_NO_BLOCKS};
 
@@ -56,6 +57,10 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
                 why: "policy megatron_v2 always averages in the collective",
             },
         ],
+    },
+    fixes: |key, _| {
+        let prefetch = matches!(key, "fsdp.prefetch_forward" | "fsdp.prefetch_backward");
+        prefetch || is_fixed_by_megatron_v2(key)
     },
     fixed_addresses: "use policy native",
     engine: Engine {

@@ -59,6 +59,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             },
         ],
     },
+    fixes: |_, _| false,
     fixed_addresses: "set fsdp.allocator = \"pool\"",
     engine: Engine {
         framework: false,

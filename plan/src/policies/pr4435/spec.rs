@@ -10,7 +10,8 @@ use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::spec::{
-    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, joins_backwards, some_unit,
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, is_fixed_by_megatron_v2, joins_backwards,
+    some_unit,
 };
 use crate::policies::{SHARDS_ROWS, SKIPS_NO_BLOCKS};
 
@@ -52,6 +53,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             },
         ],
     },
+    // Its `enable_unshard_prefetch` sets both prefetches.
+    fixes: |key, _| is_fixed_by_megatron_v2(key),
     fixed_addresses: "use policy native",
     engine: Engine {
         framework: true,
