@@ -122,6 +122,7 @@ mod tests {
                 step_percent: Some(p),
                 reserved_percent: None,
                 rows: 9,
+                projects: 2,
                 like: String::new(),
             }),
         };

@@ -61,6 +61,7 @@ mod tests {
                 step_percent: Some(percent),
                 reserved_percent: None,
                 rows: 9,
+                projects: 2,
                 like: "same hardware".into(),
             }),
         }

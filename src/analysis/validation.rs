@@ -210,6 +210,7 @@ pub fn compare(
             Ok(Compared {
                 cells,
                 residual: Residual {
+                    project: row.project().to_owned(),
                     step_percent: step,
                     reserved_percent: reserved,
                     ..Residual::of(&p.program, &p.profile)

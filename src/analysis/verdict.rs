@@ -220,6 +220,7 @@ mod tests {
                 step_percent: Some(2.0),
                 reserved_percent: None,
                 rows: 9,
+                projects: 2,
                 like: "same hardware".to_owned(),
             }),
         };

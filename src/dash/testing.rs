@@ -306,6 +306,7 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
                 step_percent: Some(5.8),
                 reserved_percent: Some(1.2),
                 rows: 72,
+                projects: 2,
                 like: "same hardware".into(),
             }),
         })),

@@ -2,13 +2,16 @@
 //!
 //! The error band comes from the validation rows closest to the prediction: those with the same
 //! hardware profile, policy and model size if there are enough of them, otherwise those of wider
-//! classes. `shardlab validate --residuals` derives the table of errors, `residuals.csv`, from the
-//! measured tables.
+//! classes. Rows of one project have much in common, such as the machine and the code of the
+//! training loop, so every project counts equally, however many rows it published. Predictions that
+//! rest on estimates need rows of several projects. `shardlab validate --residuals` derives the
+//! table of errors, `residuals.csv`, from the measured tables.
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
 use shardlab_plan::record::{Basis, BasisKind, ErrorBand};
 use shardlab_sim::Profile;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 /// Errors of all validation rows, written by `shardlab validate --residuals`.
@@ -17,14 +20,19 @@ const TABLE: &str = include_str!("residuals.csv");
 const MIN_ROWS: usize = 4;
 /// Minimum number of rows for predictions across nodes, since fewer of these were measured.
 const MIN_ROWS_ACROSS_NODES: usize = 2;
+/// Minimum number of projects whose rows have to be in a class, for predictions that rest on
+/// estimates.
+const MIN_PROJECTS: usize = 2;
 /// Maximum ratio of parameter counts for models to count as the same size.
 const SIZE_FACTOR: f64 = 3.0;
-/// Share of the rows whose errors are within a bound.
+/// Share of the rows, weighted by project, whose errors are within a bound.
 const COVERED: f64 = 0.9;
 
 /// One validation row: the setting that was predicted, and the error of the prediction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Residual {
+    /// Project that measured the row; empty for a prediction.
+    pub project: String,
     /// Hardware profile.
     pub hardware: String,
     /// Whether the prediction was based on measurements.
@@ -49,6 +57,7 @@ impl Residual {
     pub fn of(program: &Program, profile: &Profile) -> Self {
         let world = program.meta.mesh.world();
         Self {
+            project: String::new(),
             // Steps with 8-bit matmuls were not measured, and the measured steps of the profile
             // differ from them.
             hardware: if program.has_scaled_gemms() {
@@ -159,44 +168,76 @@ const MEMORY: [Class; 3] = [
 ];
 
 fn band(of: &Residual, rows: &[Residual]) -> Option<ErrorBand> {
-    let near = |a: &Residual, b: &Residual| a.across_nodes() == b.across_nodes();
+    let near = |row: &Residual| of.across_nodes() == row.across_nodes();
     let enough = match of.across_nodes() {
         true => MIN_ROWS_ACROSS_NODES,
         false => MIN_ROWS,
     };
-    let step = nearest(of, rows, &TIME, enough, |r| {
-        near(of, r).then_some(r.step_percent).flatten()
-    });
-    let reserved = nearest(of, rows, &MEMORY, MIN_ROWS, |r| r.reserved_percent);
+    let time = |row: &Residual| near(row).then_some(row.step_percent).flatten();
+    let step = nearest(of, rows, &TIME, enough, time);
+    let reserved = nearest(of, rows, &MEMORY, MIN_ROWS, |row| row.reserved_percent);
     let (like, errors) = step.as_ref().or(reserved.as_ref())?;
+    let projects = projects(errors).len();
     Some(ErrorBand {
         step_percent: step.as_ref().map(|(_, errors)| bound(errors)),
         reserved_percent: reserved.as_ref().map(|(_, errors)| bound(errors)),
-        rows: errors.len() as u32,
+        rows: u32::try_from(errors.len()).unwrap_or(u32::MAX),
+        projects: u32::try_from(projects).unwrap_or(u32::MAX),
         like: (*like).to_owned(),
     })
 }
 
-/// Returns the absolute errors of the first class with enough rows, in ascending order.
-fn nearest(
+/// An absolute error in percent, and the project that measured the row.
+type OfProject<'r> = (f64, &'r str);
+
+/// Returns the errors of the first class with enough rows, of enough projects, in ascending order.
+/// If every class has too few projects, returns those of the widest class.
+fn nearest<'r>(
     of: &Residual,
-    rows: &[Residual],
+    rows: &'r [Residual],
     classes: &[Class],
     enough: usize,
     error: impl Fn(&Residual) -> Option<f64>,
-) -> Option<(&'static str, Vec<f64>)> {
-    classes.iter().find_map(|(name, same)| {
+) -> Option<(&'static str, Vec<OfProject<'r>>)> {
+    let in_class = |(name, same): &Class| {
         let rows = rows.iter().filter(|row| same(of, row));
-        let mut errors: Vec<f64> = rows.filter_map(|row| Some(error(row)?.abs())).collect();
-        errors.sort_by(f64::total_cmp);
+        let errors = rows.filter_map(|row| Some((error(row)?.abs(), row.project.as_str())));
+        let mut errors: Vec<OfProject<'r>> = errors.collect();
+        errors.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         (errors.len() >= enough).then_some((*name, errors))
-    })
+    };
+    let needed = match of.basis {
+        BasisKind::Estimated => MIN_PROJECTS,
+        BasisKind::Measured => 1,
+    };
+    let mut found = classes.iter().filter_map(in_class);
+    let wide = classes.iter().rev().find_map(in_class);
+    found
+        .find(|(_, errors)| projects(errors).len() >= needed)
+        .or(wide)
 }
 
-/// Returns the 90th percentile (nearest rank) of errors in ascending order.
-fn bound(errors: &[f64]) -> f64 {
-    let rank = (COVERED * errors.len() as f64).ceil() as usize;
-    errors[rank.clamp(1, errors.len()) - 1]
+/// Returns the number of rows of each project.
+fn projects<'r>(errors: &[OfProject<'r>]) -> BTreeMap<&'r str, usize> {
+    let mut rows = BTreeMap::new();
+    for (_, project) in errors {
+        *rows.entry(*project).or_default() += 1;
+    }
+    rows
+}
+
+/// Returns the 90th percentile (nearest rank) of errors in ascending order, in which every project
+/// has the same weight.
+fn bound(errors: &[OfProject<'_>]) -> f64 {
+    let rows = projects(errors);
+    let whole = COVERED * rows.len() as f64;
+    let mut covered = 0.0;
+    let reached = errors.iter().find(|(_, project)| {
+        covered += 1.0 / rows[project] as f64;
+        // Sums of fractions may be short by rounding.
+        covered >= whole - 1e-9
+    });
+    reached.or(errors.last()).map_or(0.0, |(error, _)| *error)
 }
 
 #[cfg(test)]
@@ -205,6 +246,7 @@ mod tests {
 
     fn row(hardware: &str, policy: &str, nodes: u32, parameters: u64, step: f64) -> Residual {
         Residual {
+            project: "p".into(),
             hardware: hardware.into(),
             basis: BasisKind::Measured,
             policy: policy.into(),
@@ -240,6 +282,69 @@ mod tests {
         // Hardware without measured rows.
         let other = band(&row("b", "native", 1, 1_000, 0.0), &rows).unwrap();
         assert_eq!(other.like, "other hardware of the same basis");
+    }
+
+    /// Of 30 rows of one project and one of another, the latter has half of the weight.
+    #[test]
+    fn every_project_has_the_same_weight() {
+        let mut rows: Vec<Residual> = (0..30).map(|_| row("a", "fsdp2", 1, 1_000, 1.0)).collect();
+        let mut asked = row("a", "fsdp2", 1, 1_000, 0.0);
+        let percent = |asked: &Residual, rows: &[Residual]| {
+            let found = band(asked, rows).unwrap();
+            (found.step_percent.unwrap(), found.projects)
+        };
+        assert_eq!(percent(&asked, &rows), (1.0, 1));
+        let other = Residual {
+            project: "q".into(),
+            ..row("a", "fsdp2", 1, 1_000_000, -8.0)
+        };
+        rows.push(other);
+        // The other project's model has another size, and one machine was measured.
+        assert_eq!(percent(&asked, &rows), (1.0, 1));
+        // Estimates need several projects.
+        asked.basis = BasisKind::Estimated;
+        assert_eq!(percent(&asked, &rows), (8.0, 2));
+        assert_eq!(
+            band(&asked, &rows).unwrap().like,
+            "same hardware and policy"
+        );
+        // With ten projects, a tenth of the weight may be above the bound.
+        let many = (1..=10).map(|i| Residual {
+            project: format!("r{i}"),
+            ..row("a", "fsdp2", 1, 1_000, f64::from(i))
+        });
+        assert_eq!(percent(&asked, &many.collect::<Vec<_>>()), (9.0, 10));
+    }
+
+    /// Published rows, with a band from the rows of all other projects: nearly nine of ten errors
+    /// are within it.
+    #[test]
+    fn bands_hold_for_projects_that_they_do_not_know() {
+        let published = [
+            "llm-foundry",
+            "torchtitan",
+            "fms-fsdp",
+            "KempnerForge",
+            "lightning-thunder",
+            "torchtune",
+        ];
+        let asked = residuals()
+            .iter()
+            .filter(|row| published.contains(&row.project.as_str()));
+        let within = asked.filter_map(|row| {
+            let others = residuals().iter().filter(|r| r.project != row.project);
+            let found = band(row, &others.cloned().collect::<Vec<_>>())?;
+            Some(row.step_percent?.abs() <= found.step_percent?)
+        });
+        let within: Vec<bool> = within.collect();
+        let inside = within.iter().filter(|&&w| w).count();
+        assert!(within.len() > 130, "{}", within.len());
+        let share = inside as f64 / within.len() as f64;
+        assert!(
+            (0.87..0.97).contains(&share),
+            "{inside} of {}",
+            within.len()
+        );
     }
 
     #[test]

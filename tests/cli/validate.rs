@@ -45,6 +45,12 @@ const LLM_FOUNDRY: &str = concat!(
     "/tests/data/published_llm_foundry.csv"
 );
 
+/// Published steps and peaks of other projects, to which nothing was fitted.
+const PUBLISHED_HELD_OUT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/published_heldout.csv"
+);
+
 /// Steps of transformers under accelerate's FSDP2 on two H100.
 const TRANSFORMERS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -99,6 +105,7 @@ fn error_bands_rest_on_todays_predictions() {
         PUBLISHED,
         PUBLISHED_A100,
         LLM_FOUNDRY,
+        PUBLISHED_HELD_OUT,
     ];
     let mut args = vec!["validate", "--residuals"];
     args.extend(tables);
@@ -140,12 +147,12 @@ fn a_host_known_from_one_step_predicts_other_jobs() {
     assert_eq!(lines.len(), 12);
     let first = |row: &&Value| !row["name"].as_str().unwrap().ends_with("again");
     let errors: Vec<f64> = lines.iter().filter(first).map(worst).collect();
-    assert!(errors.iter().all(|e| *e < 16.0), "{errors:?}");
+    assert!(errors.iter().all(|e| *e < 17.0), "{errors:?}");
 }
 
 /// Steps of PyTorch FSDP2 and Megatron-FSDP are within 6 % each, 2.2 % on average. Those of the
 /// smallest model, which is host-bound (28.5 to 32.9 ms in three runs of one setting), are within
-/// 27 %. If two steps of one machine and model differ by more than 2 %, their order is right.
+/// 18 %. If two steps of one machine and model differ by more than 2 %, their order is right.
 /// Exceptions are the smallest model, and Megatron-FSDP without sharded parameters, whose steps are
 /// longer than those with sharded parameters.
 #[test]
@@ -170,7 +177,7 @@ fn predictions_agree_with_what_was_measured() {
                 )
             })
             .partition(|&(tiny, _)| tiny);
-        assert!(tiny.iter().all(|&(_, e)| e < 27.0), "{tiny:?}");
+        assert!(tiny.iter().all(|&(_, e)| e < 18.0), "{tiny:?}");
         assert!(others.iter().all(|&(_, e)| e < 6.0), "{others:?}");
         let all: f64 = others.iter().map(|&(_, e)| e).sum();
         assert!(all / (others.len() as f64) < 2.2, "{others:?}");
@@ -325,7 +332,7 @@ fn compiling_the_toys_changes_nothing() {
     for pair in lines.chunks(2) {
         let of = |row: &Value, what: &str| row["step_ms"][what].as_f64().unwrap();
         for row in pair {
-            assert!(of(row, "error_percent").abs() < 10.0, "{row}");
+            assert!(of(row, "error_percent").abs() < 11.0, "{row}");
         }
         let effect = |what| of(&pair[1], what) / of(&pair[0], what);
         assert_eq!(effect("predicted"), 1.0, "{pair:?}");
@@ -593,6 +600,30 @@ fn published_steps_are_predicted_better_than_by_null_models() {
         sources.keys().collect::<Vec<_>>(),
         ["llm-foundry", "torchtitan"]
     );
+}
+
+/// Runs of other projects, which were collected after the profiles were finished.
+#[test]
+fn steps_of_other_projects_are_predicted_better_than_by_null_models() {
+    let mut lines = json(&["validate", PUBLISHED_HELD_OUT, "--json"]);
+    let totals = lines.pop().unwrap();
+    assert_eq!(lines.len(), 39);
+    let step = error(&totals, "step_ms", "mean_abs_percent");
+    assert!(step < 6.5, "{step}");
+    assert!(error(&totals, "step_ms", "worst_percent").abs() < 15.5);
+    assert!(error(&totals, "peak_allocated_mib", "mean_abs_percent") < 3.5);
+    for null in totals["null_models"].as_array().unwrap() {
+        assert!(
+            null["mean_abs_percent"].as_f64().unwrap() > 2.0 * step,
+            "{null}"
+        );
+    }
+    let markdown = stdout(&["validate", "--markdown", PUBLISHED_HELD_OUT]);
+    let page = std::fs::read_to_string("benchmarks/public.md").unwrap();
+    for row in markdown.lines().skip(2).take_while(|l| l.starts_with('|')) {
+        let step: Vec<&str> = row.split(" | ").take(4).collect();
+        assert!(page.contains(&step.join(" | ")), "{row}");
+    }
 }
 
 /// Runs whose exchange overlaps with computation and those with fused kernels are not predicted

@@ -48,6 +48,9 @@ pub struct ErrorBand {
     pub reserved_percent: Option<f64>,
     /// Number of these rows.
     pub rows: u32,
+    /// Number of projects that measured them.
+    #[serde(default)]
+    pub projects: u32,
     /// What the rows have in common with the prediction.
     pub like: String,
 }
@@ -190,6 +193,7 @@ mod tests {
             step_percent: Some(3.42),
             reserved_percent: None,
             rows: 12,
+            projects: 2,
             like: "same hardware and policy".into(),
         });
         assert_eq!(

@@ -156,6 +156,7 @@ mod tests {
             peak_flops: 1e12,
             tokens: 1.0,
             residual: crate::predict::Residual {
+                project: "p".into(),
                 hardware: "h200-nvlink".into(),
                 basis: shardlab_plan::record::BasisKind::Measured,
                 policy: "fsdp2".into(),
