@@ -16,7 +16,7 @@ A scenario is a file, the name of a shipped scenario, or a dictionary with the s
     shardlab.predict(job, set={"fsdp.prefetch_forward": 0})["exposed_ms"]["total"]
 
 Options of the command line that a function does not name can be given by name, with underscores for
-dashes: ``shardlab.predict(job, full_ranks=True, slower={"host": 2})`` is
+dashes: ``shardlab.predict(job, full_ranks=True, scale={"host": 2})`` is
 ``shardlab sim --full-ranks --scale host=2``.
 
 Runs are not saved unless ``store`` names a folder. Paths in a dictionary are relative to the

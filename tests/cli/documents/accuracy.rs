@@ -146,7 +146,7 @@ fn the_benchmarks_have_the_errors_of_the_measured_runs() {
         }
         if tables[0].starts_with("exec") {
             assert!(worst(&rows, "peak_allocated_mib") < 0.001, "{label}");
-            facts.push("engine exact".to_owned());
+            facts.push("allocated and reserved exact".to_owned());
             facts.push(memory(&rows, "device_mib", "device"));
         } else {
             facts.push(memory(&rows, "peak_reserved_mib", "reserved"));

@@ -199,6 +199,25 @@ fn will_it_fit() {
 }
 
 #[test]
+fn own_model() {
+    paste("docs/how-to/own-model.md", 5, 5);
+}
+
+#[test]
+fn more_memory_than_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    for (from, to) in [
+        ("fsdp2-compiled-rank0.json.gz", "trace.json.gz"),
+        ("fsdp2-compiled.snapshot.pickle.gz", "snapshot.pickle"),
+        ("oom.snapshot.pickle.gz", "oom.pickle"),
+    ] {
+        let from = format!("{ROOT}/tests/data/traces/{from}");
+        std::fs::copy(from, folder.path().join(to)).unwrap();
+    }
+    paste_in(&folder, "docs/how-to/more-memory-than-predicted.md", 6, 5);
+}
+
+#[test]
 fn find_the_best_settings() {
     paste("docs/how-to/find-the-best-settings.md", 8, 6);
 }
