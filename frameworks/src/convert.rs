@@ -34,6 +34,8 @@ pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
 pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
 pub(crate) const ULYSSES: &str = "Ulysses sequence parallelism is not modeled";
 pub(crate) const REFERENCE: &str = "a reference model, a second one in memory, is not modeled";
+/// Why methods that train some layers at a time (LISA, BAdam) are refused.
+pub(crate) const LAYERS_IN_TURN: &str = "layers that are trained in turn are not modeled";
 pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
 
 /// Sets a scenario key to a string.
@@ -238,6 +240,14 @@ pub(crate) fn sdp_attention(node: &Node) -> Converted {
     if_true(node, set(ATTENTION, "sdpa"))
 }
 
+/// Reads the number of layers that LISA trains at a time. 0 turns it off.
+pub(crate) fn layers_in_turn(node: &Node) -> Converted {
+    Ok(match node.count()? {
+        0 => Effect::Aside("off"),
+        _ => Effect::Decisive(LAYERS_IN_TURN),
+    })
+}
+
 /// Chooses eager attention.
 pub(crate) fn eager_attention(node: &Node) -> Converted {
     if_true(node, set(ATTENTION, "eager"))
@@ -308,6 +318,17 @@ pub(crate) fn in_8_bits(optimizer: &str) -> Effect {
     Effect::All(vec![set("train.optimizer", optimizer), moments])
 }
 
+/// Sets an optimizer of bitsandbytes with float32 state, whatever the type of the weights
+/// (`init_state` with `optim_bits` of 32).
+pub(crate) fn in_32_bits(optimizer: &str) -> Effect {
+    let moments = set("precision.moments", "f32");
+    Effect::All(vec![set("train.optimizer", optimizer), moments])
+}
+
+/// Note for an optimizer whose states the prediction replaces by those of AdamW.
+pub(crate) const UNMODELED: &str =
+    "this optimizer is not modeled: AdamW is predicted, with its two moments";
+
 /// Reads an optimizer of the Trainer.
 pub(crate) fn optimizer(node: &Node) -> Converted {
     let name = node.full().to_ascii_lowercase();
@@ -315,18 +336,21 @@ pub(crate) fn optimizer(node: &Node) -> Converted {
     Ok(match rest {
         "adam" | "adamw" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf"
         | "adamw_apex_fused" => set("train.optimizer", "adamw"),
-        "lion" | "lion_32bit" | "paged_lion_32bit" => set("train.optimizer", "lion"),
+        "adamw_bnb_32bit" => in_32_bits("adamw"),
+        "paged_adamw" | "paged_adamw_32bit" => {
+            Effect::All(vec![in_32_bits("adamw"), Effect::Lost(PAGED)])
+        }
+        "lion" | "lion_32bit" => in_32_bits("lion"),
+        "paged_lion" | "paged_lion_32bit" => {
+            Effect::All(vec![in_32_bits("lion"), Effect::Lost(PAGED)])
+        }
         "adamw_8bit" | "adamw_bnb_8bit" | "adamw_torch_8bit" => in_8_bits("adamw"),
         "paged_adamw_8bit" => Effect::All(vec![in_8_bits("adamw"), Effect::Lost(PAGED)]),
         "lion_8bit" => in_8_bits("lion"),
         "paged_lion_8bit" => Effect::All(vec![in_8_bits("lion"), Effect::Lost(PAGED)]),
         "sgd" => set("train.optimizer", "sgd"),
         "muon" => Effect::Assume("train.optimizer", quoted("adamw"), MUON),
-        _ => Effect::Assume(
-            "train.optimizer",
-            quoted("adamw"),
-            "this optimizer is not modeled: AdamW with float32 moments is predicted",
-        ),
+        _ => Effect::Assume("train.optimizer", quoted("adamw"), UNMODELED),
     })
 }
 
@@ -388,6 +412,21 @@ pub(crate) fn betas(node: &Node) -> Converted {
 /// Sets the maximum norm for gradient clipping.
 pub(crate) fn clip(node: &Node) -> Converted {
     Ok(Effect::Set("train.clip_norm", float(node.number()?)))
+}
+
+/// Reads whether the vision tower is frozen.
+pub(crate) fn frozen_vision(node: &Node) -> Converted {
+    Ok(Effect::Fact(Fact::FrozenVision, node.truth()?.into()))
+}
+
+/// Reads whether the projector between the vision tower and the language model is frozen.
+pub(crate) fn frozen_projector(node: &Node) -> Converted {
+    Ok(Effect::Fact(Fact::FrozenProjector, node.truth()?.into()))
+}
+
+/// Reads whether the language model is frozen.
+pub(crate) fn frozen_language(node: &Node) -> Converted {
+    Ok(Effect::Fact(Fact::FrozenLanguage, node.truth()?.into()))
 }
 
 /// Trains adapters.

@@ -13,6 +13,7 @@ mod precision;
 mod recompute;
 mod veomni;
 mod verl;
+mod vision;
 
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
@@ -23,7 +24,9 @@ use crate::adapters::Targets;
 use crate::convert::REFERENCE;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
-use crate::formats::{LITGPT, LLM_FOUNDRY, NEMO_NAME as NEMO, VEOMNI, VERL};
+use crate::formats::{
+    LITGPT, LLM_FOUNDRY, NEMO_NAME as NEMO, NO_TRAINING, TORCHTUNE, VEOMNI, VERL,
+};
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status};
@@ -48,6 +51,9 @@ const PER_NODE: u64 = 8;
 /// is needed.
 pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
     let accelerated = reader.formats.iter().any(|f| f.accelerated);
+    if is(&reader.formats, &TORCHTUNE) {
+        without_training(&mut reader.draft);
+    }
     if let Err(error) = find_model(reader, options) {
         // A job that cannot be predicted needs no model.
         return Err(reader.draft.refusal().unwrap_or(error));
@@ -106,6 +112,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     let composer = is(&reader.formats, &LLM_FOUNDRY);
     recompute::reentrant(draft, composer)?;
     adapters(draft, reader.formats.iter().any(|f| f.open))?;
+    vision::freeze(draft, &reader.formats)?;
     packed_weights(draft)?;
     if reader.formats.iter().any(|f| f.name == NEMO) {
         automodel::decide(draft)?;
@@ -160,6 +167,21 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
 /// Returns whether one of the files has a format.
 fn is(formats: &[&'static Format], format: &Format) -> bool {
     formats.iter().any(|f| f.name == format.name)
+}
+
+/// Refuses torchtune's recipe that quantizes a model. Recipes for quantization-aware training have
+/// a quantizer, too, and an optimizer.
+fn without_training(draft: &mut Draft) {
+    let under = |section: &str| {
+        let mut rows = draft.rows.iter();
+        rows.position(|r| r.key.split('.').next() == Some(section))
+    };
+    let trains = ["optimizer", "loss", "dataset"];
+    if let Some(row) = under("quantizer")
+        && trains.iter().all(|section| under(section).is_none())
+    {
+        draft.none(row, Lack::Everything, NO_TRAINING);
+    }
 }
 
 const LENGTH: &str = "train.seq_len";
@@ -277,10 +299,13 @@ fn under_adapters(draft: &mut Draft, fact: Fact, why: &str) -> Option<Given<u64>
 /// # Errors
 /// Fails if another key gives a different value.
 fn pairs(draft: &mut Draft) -> Result<(), ConfigError> {
-    let Some(given) = draft.fact(Fact::Pairs) else {
-        return Ok(());
-    };
     let reference = draft.fact(Fact::Reference);
+    let Some(given) = draft.fact(Fact::Pairs) else {
+        return match reference {
+            Some(reference) => without_pairs(draft, reference),
+            None => Ok(()),
+        };
+    };
     let without = draft.fact(Fact::WithoutReference).is_some();
     if let Some(reference) = reference.filter(|_| !without) {
         if draft.fact(Fact::Adapter).is_none_or(|a| a.value == 0) {
@@ -297,6 +322,18 @@ fn pairs(draft: &mut Draft) -> Result<(), ConfigError> {
         "both answers of a sample run in one forward: twice as many sequences per micro-batch";
     draft.approximates(given.row, why);
     Ok(())
+}
+
+/// Adds the forward of the reference model of a loss over single sequences, such as ASFT's.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn without_pairs(draft: &mut Draft, reference: Given<u64>) -> Result<(), ConfigError> {
+    if draft.fact(Fact::Adapter).is_none_or(|a| a.value == 0) {
+        draft.none(reference.row, Lack::Everything, REFERENCE);
+        return Ok(());
+    }
+    draft.set(reference.row, "train.no_grad_forwards", "1".to_owned())
 }
 
 /// Decides the micro-batch and the gradient accumulation.

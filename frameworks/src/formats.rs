@@ -23,7 +23,7 @@ pub(crate) use accelerate::ACCELERATE;
 pub(crate) use axolotl::AXOLOTL;
 pub(crate) use bridge::MEGATRON_BRIDGE;
 pub(crate) use deepspeed::DEEPSPEED;
-pub(crate) use fsdp::BACKWARD_POST;
+pub(crate) use fsdp::{BACKWARD_POST, FSDP};
 pub(crate) use litgpt::{Command as LitGptCommand, LITGPT, LITGPT_SCRIPT, litgpt_names};
 pub(crate) use llama_factory::LLAMA_FACTORY;
 pub(crate) use llm_foundry::{FUSED_LOSS, LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT, UPCAST};
@@ -36,7 +36,7 @@ pub(crate) use script::{
 };
 pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
 pub(crate) use torchtitan::{TORCHTITAN, TORCHTITAN_SCRIPT};
-pub(crate) use torchtune::{TORCHTUNE, TORCHTUNE_SCRIPT};
+pub(crate) use torchtune::{NO_TRAINING, TORCHTUNE, TORCHTUNE_SCRIPT};
 pub(crate) use trainer::TRAINER;
 pub(crate) use veomni::{VEOMNI, VEOMNI_SCRIPT, veomni_flat, veomni_section};
 pub(crate) use verl::{VERL, VERL_SCRIPT};

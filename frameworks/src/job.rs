@@ -15,6 +15,12 @@ use std::path::PathBuf;
 const NO_SUCH_LAYER: &str = "skipped, as PEFT does where the model has no such layer";
 /// Scenario key of the layers that get no adapters.
 const EXCLUDED: &str = "lora.exclude_modules";
+/// Scenario key of the modules that are frozen.
+const FROZEN: &str = "fsdp.frozen";
+/// End of the message about a pattern of modules that the model does not have.
+const NO_MODULE: &str = "matches no module";
+/// Note for a module that the model does not have, which thus needs no freezing.
+const NOT_FROZEN: &str = "the model has no such module";
 /// Note for a list of excluded layers with a name that the model does not have.
 const NOTHING_EXCLUDED: &str = "the model has no such layer";
 /// Column where comments start.
@@ -153,6 +159,15 @@ impl Job {
                 (ScenarioErrorKind::NoEffect, Some(_), Some(key)) => {
                     let why = format!("no effect here: {}", error.message());
                     self.draft.unset(&key, Lack::Nothing, &why);
+                }
+                (_, Some(_), Some(key))
+                    if key == FROZEN
+                        && error.message().ends_with(NO_MODULE)
+                        && let Some(name) = quoted_at(&text, error.position()) =>
+                {
+                    if !self.draft.drop_item(&key, name, NOT_FROZEN) {
+                        self.draft.unset(&key, Lack::Nothing, NOT_FROZEN);
+                    }
                 }
                 (ScenarioErrorKind::NoMatch, Some(_), Some(key))
                     if let Some(name) = quoted_at(&text, error.position())

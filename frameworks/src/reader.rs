@@ -3,6 +3,7 @@
 use crate::detect;
 use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
+use crate::formats::{ACCELERATE, DEEPSPEED, FSDP, PEFT};
 use crate::interpolation;
 use crate::row::{Lack, Status, UNSET_VARIABLE};
 use crate::shell::{SOURCE, source_note};
@@ -32,8 +33,20 @@ pub(crate) struct Reader {
     pub(crate) files: Vec<PathBuf>,
     /// Options that a command sets to null, which removes them from its files.
     pub(crate) removed: Vec<String>,
+    /// Options of commands. They replace the same keys of the files that follow.
+    pub(crate) options: Vec<CommandOption>,
     /// Texts that replace the contents of files.
     pub(crate) texts: BTreeMap<PathBuf, String>,
+}
+
+/// An option of a command.
+pub(crate) struct CommandOption {
+    /// Path of the key, as [`plain_path`] writes it.
+    path: String,
+    node: Node,
+    row: usize,
+    /// Whether the table of the command has the option. The table of a file can have it, too.
+    known: bool,
 }
 
 /// The file that is being read.
@@ -41,6 +54,7 @@ struct File<'f> {
     shown: &'f str,
     folder: &'f Path,
     root: &'f Node,
+    is_command: bool,
 }
 
 impl Reader {
@@ -82,20 +96,25 @@ impl Reader {
         let format = format.unwrap_or(found);
         self.formats.push(format);
         let folder = path.parent().unwrap_or(Path::new(""));
+        let is_command = detect::is_script(&shown, text);
         let file = File {
             shown: &shown,
             folder,
             root: &root,
+            is_command,
         };
-        if !detect::is_script(&shown, text) {
+        if !is_command {
+            self.unknown_options(&file, format)?;
             return self.map(&file, format, &root, "", "", None);
         }
         // Options of a command replace those of the files that it names.
-        let (files, options): (Vec<_>, Vec<_>) = root
+        let (mut files, options): (Vec<_>, Vec<_>) = root
             .entries()
             .iter()
             .cloned()
             .partition(|(name, _)| names_file(format, name));
+        // The paths of other files can be options of the main file, too.
+        files.sort_by_key(|(name, _)| is_main_file(format, name));
         let options = Node::new(root.at, Value::Map(options));
         self.map(&file, format, &options, "", "", None)?;
         self.draft.end_command();
@@ -129,8 +148,20 @@ impl Reader {
             let to = exact.or(above);
             let inner = !node.entries().is_empty();
             match exact {
+                Some(To::File(_) | To::Preset(..))
+                    if inner
+                        && self
+                            .replacement(file, format, &shown, &path, node)
+                            .is_some() =>
+                {
+                    self.leaf(file, format, name, node, &shown, &path, to)?;
+                }
                 Some(To::File(format) | To::Preset(_, format)) if inner => {
                     self.map(file, format, node, &shown, "", None)?;
+                }
+                // Notes of a file's author, as in `config/fsdp2.json` of ms-swift.
+                _ if inner && to.is_none() && is_comment(name) => {
+                    self.leaf(file, format, name, node, &shown, &path, to)?;
                 }
                 Some(To::With(_)) if inner && !format.flat => {
                     self.leaf(file, format, name, node, &shown, &path, to)?
@@ -167,6 +198,20 @@ impl Reader {
             at: name.at,
         };
         let row = self.draft.row(place, shown, node.to_string(), Status::Used);
+        if let Some(by) = self.replacement(file, format, shown, path, node) {
+            let by = &self.draft.rows[by];
+            let why = format!("replaced by {} = {}", by.key, by.value);
+            self.draft.none(row, Lack::Nothing, why);
+            return Ok(());
+        }
+        if file.is_command && !is_unset_variable(node) && !matches!(to, Some(To::AnyFile)) {
+            self.options.push(CommandOption {
+                path: plain_path(format, shown, path),
+                node: node.clone(),
+                row,
+                known: to.is_some(),
+            });
+        }
         if self.removed.iter().any(|name| name == shown) {
             self.draft
                 .none(row, Lack::Nothing, "removed by the command");
@@ -174,8 +219,6 @@ impl Reader {
         }
         let resolved = interpolation::resolve(file.root, shown, node);
         let node = resolved.as_ref();
-        let at =
-            |message: String| ConfigError::at(file.shown, node.at, format!("{shown}: {message}"));
         let Some(to) = to else {
             if name.text.starts_with('$') {
                 self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
@@ -194,6 +237,73 @@ impl Reader {
             }
             return self.unknown(format, name, path, row, file.shown);
         };
+        self.value(file, node, row, shown, to)
+    }
+
+    /// Returns the row of the option of a command that replaces a key of a file by another value.
+    fn replacement(
+        &self,
+        file: &File<'_>,
+        format: &Format,
+        shown: &str,
+        path: &str,
+        node: &Node,
+    ) -> Option<usize> {
+        // These files have keys of their own: programs compare them with their arguments.
+        let own = [&DEEPSPEED, &FSDP, &PEFT];
+        if file.is_command || own.iter().any(|f| f.name == format.name) {
+            return None;
+        }
+        let path = plain_path(format, shown, path);
+        let option = self.options.iter().find(|o| o.path == path)?;
+        (!option.node.same_as(node)).then_some(option.row)
+    }
+
+    /// Reads options that only the table of the command's file has, such as those of `axolotl
+    /// train`.
+    fn unknown_options(
+        &mut self,
+        file: &File<'_>,
+        format: &'static Format,
+    ) -> Result<(), ConfigError> {
+        let mut found = Vec::new();
+        for option in self.options.iter_mut().filter(|o| !o.known) {
+            let path = if format.flat {
+                option.path.replace('_', "-")
+            } else {
+                option.path.clone()
+            };
+            if let Some(to) = format.key(&path) {
+                option.known = true;
+                found.push((option.row, option.node.clone(), to));
+            }
+        }
+        for (row, node, to) in found {
+            let known = &mut self.draft.rows[row];
+            (known.status, known.why) = (Status::Used, None);
+            let (shown, place) = (known.key.clone(), known.place.clone());
+            let place = place.map_or_else(|| file.shown.to_owned(), |p| p.file);
+            let command = File {
+                shown: &place,
+                is_command: true,
+                ..*file
+            };
+            self.value(&command, &node, row, &shown, to)?;
+        }
+        Ok(())
+    }
+
+    /// Applies the value of a known key.
+    fn value(
+        &mut self,
+        file: &File<'_>,
+        node: &Node,
+        row: usize,
+        shown: &str,
+        to: To,
+    ) -> Result<(), ConfigError> {
+        let at =
+            |message: String| ConfigError::at(file.shown, node.at, format!("{shown}: {message}"));
         if let To::Aside(why) = to {
             self.draft.none(row, Lack::Nothing, why);
             return Ok(());
@@ -204,7 +314,7 @@ impl Reader {
             return Ok(());
         }
         let names_model = matches!(to, To::Model) && node.text().is_some_and(ends_in_name);
-        if node.text().is_some_and(|t| t.starts_with('$')) && !names_model {
+        if is_unset_variable(node) && !names_model {
             if matches!(to, To::File(_) | To::AnyFile | To::Preset(..)) {
                 self.draft.none(row, Lack::Everything, UNSET_FILE);
                 return Ok(());
@@ -256,8 +366,7 @@ impl Reader {
     ) -> Result<(), ConfigError> {
         let word = format.name_of(path);
         let known = format.siblings(path);
-        // Names of classes such as `_component_` are not skipped.
-        if name.text.starts_with('_') && !name.text.ends_with('_') {
+        if is_comment(name) {
             self.draft.none(row, Lack::Nothing, "a comment");
             return Ok(());
         }
@@ -322,6 +431,11 @@ impl Reader {
     }
 }
 
+/// Returns whether a key is a comment. Names of classes such as `_component_` are none.
+fn is_comment(name: &Name) -> bool {
+    name.text.starts_with('_') && !name.text.ends_with('_')
+}
+
 /// Rejects the misspelled name of a map.
 fn section(file: &File<'_>, format: &Format, name: &Name, path: &str) -> Result<(), ConfigError> {
     if format.open || format.flat {
@@ -353,6 +467,29 @@ fn names_file(format: &Format, name: &Name) -> bool {
         format.key(&path),
         Some(To::File(_) | To::AnyFile | To::Preset(..))
     )
+}
+
+/// Returns whether an option of a command names its main configuration, whose keys the options
+/// replace.
+fn is_main_file(format: &Format, name: &Name) -> bool {
+    matches!(format.key(&name.text), Some(To::AnyFile))
+}
+
+/// Returns the path of a key in the form in which options of commands and keys of files are
+/// compared: without dashes, and for Accelerate, whose options have no sections, without sections.
+fn plain_path(format: &Format, shown: &str, path: &str) -> String {
+    let whole = if format.flat { path } else { shown };
+    let whole = if format.name == ACCELERATE.name {
+        whole.rsplit('.').next().unwrap_or(whole)
+    } else {
+        whole
+    };
+    whole.trim_start_matches('-').replace('-', "_")
+}
+
+/// Returns whether a value is a variable that the script does not set.
+fn is_unset_variable(node: &Node) -> bool {
+    node.text().is_some_and(|text| text.starts_with('$'))
 }
 
 /// Returns whether a path starts with a variable and ends in a name: `$HOME/models/Qwen3-8B`.

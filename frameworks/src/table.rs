@@ -248,6 +248,10 @@ pub(crate) enum Fact {
     FourBits,
     /// The frozen model is kept in int8.
     EightBits,
+    /// 1: a part of a vision-language model is frozen; 0: it is trained.
+    FrozenVision,
+    FrozenProjector,
+    FrozenLanguage,
     /// 1: the scales of 4-bit weights have 8 bits; 0: they are float32.
     DoubleQuantization,
     /// 1: whole blocks are recomputed, unless another key says which operations; 0: no key of the

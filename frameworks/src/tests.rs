@@ -1395,6 +1395,7 @@ mod bridge;
 mod foundry;
 mod litgpt;
 mod megatron;
+mod overrides;
 mod recipes;
 mod scripts;
 mod swift;

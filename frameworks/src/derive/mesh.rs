@@ -83,13 +83,22 @@ fn nodes(draft: &mut Draft, options: &Options, ranks: u64) -> Result<(), ConfigE
         nodes.filter(|n| n.value > 0 && ranks.is_multiple_of(n.value) && ranks > n.value);
     let (number, row) = match (asked.and_then(|g| g.per_node), per_node, by_nodes) {
         (Some(asked), ..) => (asked, None),
-        // The number of GPUs is the same as in the files, so the number of nodes is, too.
+        // `--gpus 8xh100` is one node of eight, whatever the files say.
+        (None, Some(_), _) if asked.is_some_and(|g| g.count.is_some()) => (PER_NODE, None),
         (None, Some(given), _) => (given.value, Some(given)),
         (None, None, Some(given)) if asked.is_none_or(|g| g.count.is_none()) => {
             (ranks / given.value, Some(given))
         }
         _ => (PER_NODE, None),
     };
+    if let Some(given) = per_node.filter(|g| row.is_none() && g.value != number.min(ranks)) {
+        let number = number.min(ranks);
+        let why = format!(
+            "replaced by --gpus: {number} per node instead of {}",
+            given.value
+        );
+        draft.approximates(given.row, why);
+    }
     if row.is_some() || number != PER_NODE {
         place(draft, "mesh.gpus_per_node", number.min(ranks).max(1), row)?;
     }
@@ -239,11 +248,12 @@ fn divide(
         (None, None) => {
             let hybrid = draft.fact(Fact::Strategy).is_some_and(|s| s.value >= 4);
             let nodes = draft.fact(Fact::Nodes).map(|n| n.value).filter(|n| *n > 1);
-            let per_node = options
-                .gpus
-                .as_ref()
+            let asked = options.gpus.as_ref();
+            let counted = asked.is_some_and(|g| g.count.is_some());
+            let of_files = draft.fact(Fact::GpusPerNode).map(|g| g.value);
+            let per_node = asked
                 .and_then(|g| g.per_node)
-                .or(draft.fact(Fact::GpusPerNode).map(|g| g.value))
+                .or(of_files.map(|n| if counted { PER_NODE } else { n }))
                 .or(nodes.map(|n| ranks / n))
                 .unwrap_or(PER_NODE);
             if hybrid && per_node > 0 && per_node < ranks && ranks.is_multiple_of(per_node) {

@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::formats::{ACCELERATE, DEEPSPEED, MEGATRON, TORCHTITAN, TRAINER};
 use crate::table::Format;
 use shardlab_plan::Scenario;
-use shardlab_plan::config::{PolicyKind, RecomputeLayers, Reshard};
+use shardlab_plan::config::{PolicyKind, RecomputeLayers, Reshard, Strategy};
 use std::fmt::Write;
 
 /// The frameworks for which new files can be written.
@@ -51,7 +51,10 @@ impl Form {
     }
 
     /// Returns the fixed keys of the framework, which no scenario key decides.
-    fn frame(self, s: &Scenario) -> String {
+    ///
+    /// # Errors
+    /// Fails if the framework has no option for the policy.
+    fn frame(self, s: &Scenario) -> Result<String, ConfigError> {
         let world = s.mesh.world();
         let nodes = world.div_ceil(s.mesh.gpus_per_node.max(1));
         let mut text = String::new();
@@ -72,19 +75,35 @@ impl Form {
                 text,
                 "{{\n  \"zero_optimization\": {{\n    \"stage\": 3\n  }},\n  \"bf16\": {{\n    \"enabled\": false\n  }}\n}}"
             ),
-            Self::Megatron => megatron(&mut text, s, nodes),
+            Self::Megatron => megatron(&mut text, s, nodes, megatron_flags(s)?),
         };
-        text
+        Ok(text)
     }
 }
 
-fn megatron(text: &mut String, s: &Scenario, nodes: u32) -> std::fmt::Result {
+/// Returns Megatron-LM's options for the policy. Its own optimizer shards as ZeRO-1 or not at all.
+///
+/// # Errors
+/// Fails if Megatron-LM has no such policy.
+fn megatron_flags(s: &Scenario) -> Result<&'static str, ConfigError> {
+    Ok(match (s.fsdp.policy, s.fsdp.strategy) {
+        (PolicyKind::Megatron, _) => "--use-megatron-fsdp",
+        (PolicyKind::MegatronV2, _) => "--use-megatron-fsdp --megatron-fsdp-version 2",
+        (PolicyKind::Fsdp2, _) => "--use-torch-fsdp2",
+        (PolicyKind::Native, Strategy::NoShard) => "",
+        (PolicyKind::Native, Strategy::Optim) => "--use-distributed-optimizer",
+        (PolicyKind::Native, strategy @ (Strategy::OptimGrads | Strategy::OptimGradsParams)) => {
+            return Err(ConfigError::Missing(format!(
+                "Megatron-LM has no counterpart of fsdp.policy = \"native\" with fsdp.strategy = \"{}\": \
+                 choose fsdp.policy = \"megatron\" or \"fsdp2\"",
+                strategy.name()
+            )));
+        }
+    })
+}
+
+fn megatron(text: &mut String, s: &Scenario, nodes: u32, fsdp: &str) -> std::fmt::Result {
     let m = &s.model;
-    let fsdp = match s.fsdp.policy {
-        PolicyKind::Megatron => "--use-megatron-fsdp",
-        PolicyKind::MegatronV2 => "--use-megatron-fsdp --megatron-fsdp-version 2",
-        _ => "--use-torch-fsdp2",
-    };
     writeln!(
         text,
         "#!/bin/bash\ntorchrun --nnodes {nodes} --nproc-per-node {} pretrain_gpt.py \\\n  \
@@ -148,7 +167,7 @@ pub fn fresh(
     changes: &[String],
 ) -> Result<(String, Vec<Unexpressed>), ConfigError> {
     let path = format!("job.{}", form.ending());
-    let mut document = Document::new(path.into(), form.frame(scenario), form.format())?;
+    let mut document = Document::new(path.into(), form.frame(scenario)?, form.format())?;
     let mut lost = Vec::new();
     let options = options(scenario);
     for (key, value) in &options {

@@ -374,3 +374,25 @@ proptest! {
         prop_assert_eq!(literal(&word), expected);
     }
 }
+
+/// Megatron-LM shards its own optimizer as ZeRO-1 at most. It has no option for ZeRO-2 and ZeRO-3.
+#[test]
+fn policies_without_an_option_of_megatron_are_refused() {
+    for (policy, strategy, flag) in [
+        ("fsdp2", "optim_grads_params", Some("--use-torch-fsdp2")),
+        ("native", "optim", Some("--use-distributed-optimizer")),
+        ("native", "optim_grads_params", None),
+        ("native", "optim_grads", None),
+    ] {
+        let sets = [
+            format!("fsdp.policy={policy}"),
+            format!("fsdp.strategy={strategy}"),
+        ];
+        let to = scenario::load("llama3-8b-8xh100".as_ref(), &sets).unwrap();
+        match (fresh(Form::Megatron, &to, &[]), flag) {
+            (Ok((text, _)), Some(flag)) => assert!(text.contains(flag), "{text}"),
+            (Err(error), None) => assert!(error.to_string().contains(strategy), "{error}"),
+            (result, _) => panic!("{policy} {strategy}: {result:?}"),
+        }
+    }
+}

@@ -7,9 +7,10 @@ use crate::convert::{
     PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, adapter_alphas,
     adapter_ranks, all_linear, attention, chunked_loss, clip, compiled_regions, decay_of_matrices,
     decomposed, double_quantization, eager_attention, eight_bits, flash_attention, float8,
-    float8_gather, four_bits_twice, full_recompute, if_true, layers_pattern, liger_norms,
-    mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized, reentrant, replicas,
-    saved_modules, schedule, sdp_attention, shard_ranks, targets, transformed_layers, warmup,
+    float8_gather, four_bits_twice, full_recompute, if_true, layers_in_turn, layers_pattern,
+    liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized,
+    reentrant, replicas, saved_modules, schedule, sdp_attention, shard_ranks, targets,
+    transformed_layers, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -175,10 +176,11 @@ const KEYS: &[Key] = &[
     ),
     decisive("kd_trainer", DISTILLATION),
     decisive("process_reward_model", PREFERENCES),
-    decisive(
-        "lisa_n_layers",
-        "layers that are trained in turn are not modeled",
-    ),
+    with("lisa_n_layers", layers_in_turn),
+    lost("lora_mlp_kernel", ADAPTER_KERNELS),
+    lost("lora_qkv_kernel", ADAPTER_KERNELS),
+    lost("lora_o_kernel", ADAPTER_KERNELS),
+    lost("lora_embedding_kernel", ADAPTER_KERNELS),
     decisive(
         "num_labels",
         "a classification head: --model names a folder whose config.json has it",
@@ -246,6 +248,7 @@ const KEYS: &[Key] = &[
 /// Why distillation is not predicted.
 const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 const EXPERT_ADAPTERS: &str = "adapters of the experts' parameters are not predicted";
+const ADAPTER_KERNELS: &str = "kernels of adapters are predicted as PyTorch's";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
 const LOADED: &str = "weights are predicted as the keys of the adapter say";
 
@@ -637,15 +640,13 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "part of an adapter that is off",
+        "part of LISA, which lisa_n_layers turns on",
+        &["lisa_step_interval", "lisa_layers_attribute"],
+    ),
+    (
+        "part of an option with a key of its own",
         &[
             "lora_fan_in_fan_out",
-            "lora_mlp_kernel",
-            "lora_qkv_kernel",
-            "lora_o_kernel",
-            "lora_embedding_kernel",
-            "lisa_step_interval",
-            "lisa_layers_attribute",
             "gptq_groupsize",
             "gptq_model_v1",
             "chunked_cross_entropy_num_chunks",

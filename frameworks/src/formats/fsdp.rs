@@ -89,7 +89,7 @@ pub(super) const fn table(under: &'static str) -> Table {
 }
 
 /// A file that contains only FSDP options; `fsdp_config` of the Trainer can name one.
-pub(super) static FSDP: Format = Format {
+pub(crate) static FSDP: Format = Format {
     name: "the Trainer's fsdp_config",
     tables: &[table("")],
     engine: None,

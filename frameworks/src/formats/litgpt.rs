@@ -6,11 +6,11 @@ use super::script::{self, LAUNCHER};
 use crate::adapters::Targets;
 use crate::convert::{
     ADAPTER, DATA, EVALUATION, LAUNCH, LOGGING, NF4, PAGED, SAVING, VALUES, betas, clip, if_true,
-    in_8_bits, ranks, set,
+    in_8_bits, in_32_bits, ranks, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
-    key, lost, number, quoted, with,
+    key, lost, number, with,
 };
 use crate::tree::{Name, Node, Value};
 
@@ -205,7 +205,7 @@ fn optimizer(node: &Node) -> Result<Effect, String> {
         "SGD" => set("train.optimizer", "sgd"),
         "AdamW8bit" => in_8_bits("adamw"),
         "PagedAdamW8bit" => Effect::All(vec![in_8_bits("adamw"), Effect::Lost(PAGED)]),
-        "PagedAdamW" => Effect::Assume("train.optimizer", quoted("adamw"), PAGED),
+        "PagedAdamW" => Effect::All(vec![in_32_bits("adamw"), Effect::Lost(PAGED)]),
         _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
     })
 }

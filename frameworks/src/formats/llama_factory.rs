@@ -2,10 +2,10 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, EVALUATION, KERNELS, LOGGING, MUON, NF4, PACKED, PREFERENCES, QUANTIZED,
-    REFERENCE, SAVING, VALUES, attention, decomposed, double_quantization, float8, float8_gather,
-    float8_library, full_recompute, liger_kernels, rank_stabilized, reentrant, saved_modules, set,
-    targets,
+    ADAPTER, DATA, EVALUATION, KERNELS, LAYERS_IN_TURN, LOGGING, MUON, NF4, PACKED, PREFERENCES,
+    QUANTIZED, REFERENCE, SAVING, VALUES, attention, decomposed, double_quantization, float8,
+    float8_gather, float8_library, frozen_language, frozen_projector, frozen_vision,
+    full_recompute, liger_kernels, rank_stabilized, reentrant, saved_modules, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
@@ -97,6 +97,9 @@ const KEYS: &[Key] = &[
         })
     }),
     with("double_quantization", double_quantization),
+    with("freeze_vision_tower", frozen_vision),
+    with("freeze_multi_modal_projector", frozen_projector),
+    with("freeze_language_model", frozen_language),
     lost(
         "pissa_init",
         "adapters are predicted with the frozen weights as they are",
@@ -121,6 +124,10 @@ const KEYS: &[Key] = &[
         })
     }),
     decisive("ref_model", REFERENCE),
+    // `create_ref_model`; with adapters, the model without them is the reference.
+    with("use_asft_loss", |node| {
+        crate::convert::if_true(node, Effect::Fact(Fact::Reference, 1))
+    }),
     decisive("reward_model", PREFERENCES),
     decisive("predict_with_generate", GENERATION),
     decisive("infer_backend", GENERATION),
@@ -150,10 +157,7 @@ const KEYS: &[Key] = &[
         "use_apollo",
         "this optimizer is not modeled: AdamW is predicted",
     ),
-    lost(
-        "use_badam",
-        "this optimizer is not modeled: AdamW is predicted",
-    ),
+    decisive("use_badam", LAYERS_IN_TURN),
     lost(
         "use_adam_mini",
         "this optimizer is not modeled: AdamW is predicted",
@@ -285,7 +289,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "ld_alpha",
             "moe_aux_loss_coef",
             "use_dft_loss",
-            "use_asft_loss",
             "use_eaft_loss",
             "asft_alpha",
             "eaft_alpha",
@@ -293,18 +296,23 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (NF4, &["quantization_type"]),
     (
-        "part of an adapter or an option that is off",
+        "part of finetuning_type = freeze",
+        &["freeze_trainable_layers"],
+    ),
+    (
+        "part of GaLore, which use_galore turns on",
         &[
-            "freeze_trainable_layers",
-            "freeze_vision_tower",
-            "freeze_multi_modal_projector",
-            "freeze_language_model",
             "galore_target",
             "galore_rank",
             "galore_update_interval",
             "galore_scale",
             "galore_proj_type",
             "galore_layerwise",
+        ],
+    ),
+    (
+        "part of APOLLO, which use_apollo turns on",
+        &[
             "apollo_target",
             "apollo_rank",
             "apollo_update_interval",
@@ -314,6 +322,11 @@ const ASIDES: &[(&str, &[&str])] = &[
             "apollo_layerwise",
             "apollo_scale_type",
             "apollo_scale_front",
+        ],
+    ),
+    (
+        "part of BAdam, which use_badam turns on",
+        &[
             "badam_layer",
             "badam_mode",
             "badam_start_block",

@@ -7,7 +7,8 @@ use super::deepspeed::DEEPSPEED;
 use super::{fsdp, megatron, script, trainer};
 use crate::convert::{
     ADAPTER, DATA, KERNELS, LAUNCH, LOGGING, PACKED, PREFERENCES, SAVING, VALUES, attention,
-    double_quantization, rank_stabilized, saved_modules, set, targets,
+    double_quantization, frozen_language, frozen_projector, frozen_vision, layers_in_turn,
+    rank_stabilized, saved_modules, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -94,6 +95,27 @@ pub(crate) static SWIFT_MEGATRON: Format = Format {
     ],
 };
 
+/// The file that `--fsdp` names, such as `config/fsdp2.json` of ms-swift: the Trainer's `fsdp`
+/// and `fsdp_config`.
+static SWIFT_FSDP: Format = Format {
+    name: "ms-swift's file for --fsdp",
+    tables: &[
+        fsdp::table("fsdp_config"),
+        Table {
+            under: "",
+            prefix: "",
+            keys: &[with("fsdp", fsdp::words)],
+            asides: &[],
+        },
+    ],
+    engine: None,
+    accelerated: true,
+    reduces_in_f32: false,
+    flat: false,
+    open: false,
+    defaults: &[],
+};
+
 /// Arguments of both engines.
 const KEYS: &[Key] = &[
     key("model", To::Model),
@@ -116,7 +138,9 @@ const KEYS: &[Key] = &[
     lost("freeze_parameters_ratio", FROZEN),
     lost("trainable_parameters", FROZEN),
     lost("trainable_parameters_regex", FROZEN),
-    lost("freeze_llm", FROZEN),
+    with("freeze_vit", frozen_vision),
+    with("freeze_aligner", frozen_projector),
+    with("freeze_llm", frozen_language),
     lost(
         "padding_free",
         "sequences are predicted as padded to the same length",
@@ -160,13 +184,14 @@ const BY_TRAINER: &[Key] = &[
     }),
     with("attn_impl", attention),
     key("deepspeed", To::Preset(zero, &DEEPSPEED)),
-    key("fsdp", To::Preset(fsdp2, &fsdp::FSDP)),
+    key("fsdp", To::Preset(fsdp2, &SWIFT_FSDP)),
     fact("sequence_parallel_size", Fact::Context),
     fact("deepspeed_autotp_size", Fact::Tensor),
     lost("zero_hpz_partition_size", "ZeRO++ is not modeled"),
     lost("device_map", "the whole model is predicted on each GPU"),
     lost("experts_impl", "experts are predicted as grouped matmuls"),
     lost("use_galore", OPTIMIZER),
+    with("lisa_activated_layers", layers_in_turn),
     with("optimizer", |_| Ok(Effect::Lost(OPTIMIZER))),
     fact("nproc_per_node", Fact::GpusPerNode),
     fact("nnodes", Fact::Nodes),
@@ -179,6 +204,8 @@ const BY_MEGATRON: &[Key] = &[
     fact("virtual_pipeline_model_parallel_size", Fact::Pipeline),
 ];
 
+const LORA_LLM: &str =
+    "adapters of the language model next to a vision tower trained in full are not modeled";
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
 const OPTIMIZER: &str = "this optimizer is not modeled: AdamW is predicted";
 
@@ -243,8 +270,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "ignore_args_error",
             "init_weights",
             "tuner_backend",
-            "freeze_vit",
-            "freeze_aligner",
         ],
     ),
     (
@@ -294,6 +319,29 @@ const TRAINER_ASIDES: &[(&str, &[&str])] = &[
     (SAVING, &["vit_gradient_checkpointing"]),
     (VALUES, &["beta", "rpo_alpha"]),
     (KERNELS, &["use_flash_attn"]),
+    (
+        "part of LISA, which lisa_activated_layers turns on",
+        &["lisa_step_interval"],
+    ),
+    (
+        "part of GaLore, which use_galore turns on",
+        &[
+            "galore_target_modules",
+            "galore_rank",
+            "galore_update_proj_gap",
+            "galore_scale",
+            "galore_proj_type",
+            "galore_optim_per_parameter",
+            "galore_with_embedding",
+            "galore_quantization",
+            "galore_proj_quant",
+            "galore_proj_bits",
+            "galore_proj_group_size",
+            "galore_cos_threshold",
+            "galore_gamma_proj",
+            "galore_queue_size",
+        ],
+    ),
 ];
 
 const MEGATRON_ASIDES: &[(&str, &[&str])] = &[
@@ -333,7 +381,8 @@ const MEGATRON_ASIDES: &[(&str, &[&str])] = &[
 fn tuner(node: &Node) -> Result<Effect, String> {
     Ok(match node.text() {
         Some("full") => Effect::Fact(Fact::Adapter, 0),
-        Some("lora" | "lora_llm") => Effect::Fact(Fact::Adapter, 1),
+        Some("lora") => Effect::Fact(Fact::Adapter, 1),
+        Some("lora_llm") => Effect::Decisive(LORA_LLM),
         _ => Effect::Decisive(ADAPTER),
     })
 }

@@ -5,7 +5,7 @@ use crate::adapters::Targets;
 use crate::convert::{
     DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, PREFERENCES, SAVING, VALUES, betas, clip,
     compiled_blocks, decomposed, float8, float8_recipe, four_bits_twice, full_recompute, if_true,
-    in_8_bits, offloaded_activations, replicas, set,
+    in_8_bits, in_32_bits, offloaded_activations, replicas, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
@@ -91,7 +91,7 @@ const KEYS: &[Key] = &[
             "SGD" => set("train.optimizer", "sgd"),
             "AdamW8bit" => in_8_bits("adamw"),
             "PagedAdamW8bit" => Effect::All(vec![in_8_bits("adamw"), Effect::Lost(PAGED)]),
-            "PagedAdamW" => Effect::Assume("train.optimizer", quoted("adamw"), PAGED),
+            "PagedAdamW" => Effect::All(vec![in_32_bits("adamw"), Effect::Lost(PAGED)]),
             "Lion8bit" => in_8_bits("lion"),
             "Lion" => set("train.optimizer", "lion"),
             _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
@@ -180,7 +180,8 @@ const KEYS: &[Key] = &[
 ];
 
 const DISTILLATION: &str = "distillation, with a second model, is not modeled";
-const NO_TRAINING: &str = "this recipe trains nothing: give the configuration of a training recipe";
+pub(crate) const NO_TRAINING: &str =
+    "this recipe trains nothing: give the configuration of a training recipe";
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
 
 /// Why torchtune's selective checkpointing is not predicted.

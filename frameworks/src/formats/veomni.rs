@@ -6,7 +6,7 @@
 
 use super::{llm_foundry, script};
 use crate::convert::{
-    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, MUON, PACKED, REFERENCE, SAVING, VALUES,
+    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, MUON, PACKED, REFERENCE, SAVING, UNMODELED, VALUES,
     adapter_alphas, adapter_ranks, clip, excluded_modules, full_recompute, fused_loss, if_true,
     rank_stabilized, ranks, reentrant, saved_modules, set, targets,
 };
@@ -127,7 +127,6 @@ const DIFFUSION: &str = "diffusion models are not modeled";
 const COMPOSED: &str = "models composed of encoders, a foundation and decoders are not modeled";
 const TEACHER: &str = "distillation, with a second model, is not modeled";
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
-const OPTIMIZERS: &str = "this optimizer is not modeled: AdamW with float32 moments is predicted";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
 const EXPERT_ADAPTERS: &str = "adapters of the experts' parameters are not predicted";
 const OTHER_KERNELS: &str =
@@ -761,7 +760,7 @@ fn adapted(node: &Node) -> Result<Effect, String> {
 fn optimizer(node: &Node) -> Result<Effect, String> {
     Ok(match node.full().as_str() {
         "adamw" => set("train.optimizer", "adamw"),
-        "anyprecision_adamw" => Effect::Assume("train.optimizer", quoted("adamw"), OPTIMIZERS),
+        "anyprecision_adamw" => Effect::Assume("train.optimizer", quoted("adamw"), UNMODELED),
         "muon" => Effect::Assume("train.optimizer", quoted("adamw"), MUON),
         _ => return Err(node.expected("adamw, anyprecision_adamw or muon")),
     })

@@ -1,6 +1,6 @@
 //! Tests of options that public recipes use.
 
-use super::{eight, setting, try_text};
+use super::{eight, has, row, setting, try_text};
 use crate::{Job, Lack};
 
 fn read(name: &str, text: &str) -> Job {
@@ -232,4 +232,92 @@ fn diffusion_models_of_torchtitan_are_refused() {
         error,
         "flux.toml:2:1: model.name = flux: diffusion models are not modeled"
     );
+}
+
+/// bitsandbytes keeps float32 states with `optim_bits=32`, whatever the type of the weights
+/// (`init_state` in its `optim/optimizer.py`). Other optimizers are predicted as AdamW in PyTorch,
+/// whose moments have the type of the weights.
+#[test]
+fn optimizers_of_bitsandbytes_keep_float32_moments() {
+    let moments = |optimizer: &str| {
+        let text = format!(
+            "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 1\nbf16: full\noptimizer: {optimizer}\n"
+        );
+        let mut job = try_text("job.yaml", &text, &eight()).unwrap();
+        job.scenario(&[]).unwrap();
+        let why = row(&job, "optimizer").1;
+        (setting(&job, "precision.moments").unwrap(), why)
+    };
+    for optimizer in [
+        "paged_adamw_32bit",
+        "paged_adamw",
+        "adamw_bnb_32bit",
+        "lion_32bit",
+        "paged_lion_32bit",
+    ] {
+        assert_eq!(moments(optimizer).0, "\"f32\"", "{optimizer}");
+    }
+    for optimizer in ["adafactor", "schedule_free_adamw", "adamw_torch_4bit"] {
+        let (moments, why) = moments(optimizer);
+        assert_eq!(moments, "\"bf16\"", "{optimizer}");
+        assert!(!why.contains("float32"), "{why}");
+    }
+}
+
+/// ASFT compares with a reference model: a second one in memory, or the model without adapters.
+#[test]
+fn reference_models_of_asft_are_predicted_or_refused() {
+    let read = |kind: &str| {
+        let text = format!(
+            "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: {kind}\ncutoff_len: 512\nuse_asft_loss: true\n"
+        );
+        try_text("job.yaml", &text, &eight()).unwrap()
+    };
+    let refused: Vec<String> = read("full").decisive().map(|r| r.key.clone()).collect();
+    assert_eq!(refused, ["use_asft_loss"]);
+    let job = read("lora");
+    has(&job, &[("train.no_grad_forwards", "1")]);
+    assert_eq!(job.decisive().count(), 0);
+}
+
+/// A recipe that only quantizes has no optimizer, loss or data.
+#[test]
+fn recipes_that_only_quantize_are_refused() {
+    let text = "model: {_component_: torchtune.models.llama2.llama2_7b}\n\
+                quantizer: {_component_: torchtune.training.quantization.Int8DynActInt4WeightQuantizer, groupsize: 256}\n";
+    let count = |text: &str| {
+        try_text("job.yaml", text, &eight())
+            .unwrap()
+            .decisive()
+            .count()
+    };
+    assert_eq!(count(text), 1);
+    let training = format!("{text}optimizer: {{_component_: torch.optim.AdamW}}\n");
+    assert_eq!(count(&training), 0);
+}
+
+/// BAdam and LISA train blocks in turn. Options of methods are not said to be off when they are on.
+#[test]
+fn methods_that_train_blocks_in_turn_are_refused() {
+    let llama = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\ncutoff_len: 512\n";
+    let text =
+        format!("{llama}use_badam: true\nbadam_mode: layer\nuse_galore: false\ngalore_rank: 8\n");
+    let job = try_text("job.yaml", &text, &eight()).unwrap();
+    let refused: Vec<String> = job.decisive().map(|r| r.key.clone()).collect();
+    assert_eq!(refused, ["use_badam"]);
+    assert_eq!(
+        row(&job, "badam_mode").1,
+        "part of BAdam, which use_badam turns on"
+    );
+    let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 1\n";
+    let text = format!("{axolotl}lisa_n_layers: 1\n");
+    let job = try_text("job.yaml", &text, &eight()).unwrap();
+    assert_eq!(job.decisive().count(), 1);
+    let text = format!(
+        "{axolotl}adapter: lora\nlora_r: 8\nlora_target_linear: true\nlora_mlp_kernel: true\n"
+    );
+    let job = try_text("job.yaml", &text, &eight()).unwrap();
+    let (status, why) = row(&job, "lora_mlp_kernel");
+    assert_eq!(status, crate::Status::NoCounterpart(crate::Lack::Accuracy));
+    assert!(!why.contains("off"), "{why}");
 }

@@ -600,3 +600,29 @@ fn commands_override_keys_of_their_files() {
         ],
     );
 }
+
+/// `8xh100` is one node of eight GPUs, whatever the script starts on each of its nodes.
+#[test]
+fn gpus_of_the_command_line_replace_processes_per_node() {
+    let read = |gpus: &str| {
+        let script = "torchrun --nproc_per_node=2 train.py --model_name_or_path Qwen/Qwen3-8B \
+                      --per_device_train_batch_size 1 --max_seq_length 512\n";
+        let options = Options {
+            gpus: Some(gpus.parse().unwrap()),
+            ..Options::default()
+        };
+        let mut job = try_text("train.sh", script, &options).unwrap();
+        let scenario = job.scenario(&[]).unwrap();
+        let (_, why) = row(&job, "nproc_per_node");
+        (scenario.mesh.world(), scenario.mesh.gpus_per_node, why)
+    };
+    let (world, each, why) = read("8xh100");
+    assert_eq!((world, each), (8, 8));
+    assert_eq!(why, "replaced by --gpus: 8 instead of 2");
+    assert_eq!(read("1x8xh100"), (8, 8, why));
+    let (world, each, _) = read("16xh100");
+    assert_eq!((world, each), (16, 8));
+    // Without a number of GPUs, the script decides.
+    let (world, each, _) = read("h100");
+    assert_eq!((world, each), (2, 2));
+}

@@ -219,3 +219,124 @@ fn files_and_modules_of_swift_are_read() {
     assert_eq!(job.framework, "ms-swift");
     has(&job, &[("mesh.dp_shard", "8"), ("train.grad_accum", "2")]);
 }
+
+/// Reads a script next to files that it names, with the model in `tests/data/configs`.
+fn read_with(script: &str, files: &[(&str, &str)], model: &str) -> Result<Job, String> {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let path = folder.path().join("train.sh");
+    std::fs::write(&path, script).unwrap();
+    let options = Options {
+        model: Some(format!("../tests/data/configs/{model}").into()),
+        ..eight()
+    };
+    crate::read(&[path], &options).map_err(|e| e.to_string())
+}
+
+/// ms-swift's own file, `config/fsdp2.json`, means what the name `fsdp2` means.
+#[test]
+fn a_file_for_fsdp_is_read_as_the_preset() {
+    let file = r#"{"_description": "x", "_param_docs": {"fsdp": "x", "fsdp_version": "x"},
+        "fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": true,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "cpu_ram_efficient_loading": true,
+        "state_dict_type": "SHARDED_STATE_DICT", "activation_checkpointing": true}}"#;
+    let script = |fsdp: &str| {
+        format!(
+            "NPROC_PER_NODE=8 swift sft --model x --tuner_type full --max_length 1024 \
+             --gradient_checkpointing false --fsdp {fsdp}\n"
+        )
+    };
+    let scenario = |fsdp: &str| {
+        let model = "DeepSeek-R1-Distill-Qwen-14B.json";
+        let mut job = read_with(&script(fsdp), &[("fsdp.json", file)], model).unwrap();
+        assert!(job.rows().iter().all(|r| r.status.lack() != Lack::Accuracy));
+        job.scenario(&[]).unwrap()
+    };
+    assert_eq!(scenario("./fsdp.json"), scenario("fsdp2"));
+    let error = try_text("train.sh", &script("./none.json"), &eight()).unwrap_err();
+    assert!(
+        error.starts_with("train.sh:1:") && error.contains("`./none.json` is not found"),
+        "{error}"
+    );
+}
+
+/// `examples/train/multimodal/ocr.sh`: adapters of rank 8 on the language model of Qwen2.5-VL 7B.
+/// Derived from its shapes: in each of 28 layers, 8 times the sum of inputs and outputs of q and o
+/// (3584, 3584), k and v (3584, 512), gate, up and down (3584, 18944).
+#[test]
+fn frozen_towers_get_no_adapters_and_no_gradients() {
+    let model = "Qwen2.5-VL-7B-Instruct.json";
+    let set = |more: &str| {
+        let script = format!("NPROC_PER_NODE=8 swift sft --model x --max_length 1024 {more}\n");
+        let mut job = read_with(&script, &[], model).unwrap();
+        job.scenario(&[]).unwrap_or_else(|e| panic!("{more}: {e}"));
+        let keys = ["fsdp.frozen", "lora.exclude_modules"];
+        keys.map(|key| setting(&job, key))
+    };
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(set(""), [None, some(r#""vision\\..*""#)]);
+    assert_eq!(
+        set("--freeze_vit false --freeze_aligner false"),
+        [None, None]
+    );
+    assert_eq!(
+        set("--freeze_vit false"),
+        [None, some(r#""vision\\.(projector|deepstack)\\..*""#)]
+    );
+    assert_eq!(set("--target_modules q_proj v_proj"), [None, None]);
+    let full = "--tuner_type full";
+    assert_eq!(set(full), [some(r#"["vision"]"#), None]);
+    // Modules that this model does not have are left out.
+    assert_eq!(
+        set(&format!("{full} --freeze_aligner false")),
+        [some(r#"["vision.patches", "vision.layers.*"]"#), None]
+    );
+    assert_eq!(
+        set(&format!(
+            "{full} --freeze_llm true --freeze_aligner false --freeze_vit false"
+        )),
+        [
+            some(r#"["tok_embeddings", "layers.*", "norm", "output"]"#),
+            None
+        ]
+    );
+    // A language model alone has nothing to freeze.
+    let script = "NPROC_PER_NODE=8 swift sft --model x --max_length 1024 --freeze_vit true\n";
+    let job = read_with(script, &[], "DeepSeek-R1-Distill-Qwen-14B.json").unwrap();
+    assert_eq!(row(&job, "freeze_vit").1, "the model has no vision tower");
+    assert_eq!(setting(&job, "lora.exclude_modules"), None);
+}
+
+/// LLaMA-Factory excludes frozen towers from named layers, too.
+#[test]
+fn frozen_towers_of_llama_factory_get_no_adapters() {
+    let excluded = |more: &str| {
+        let script = format!(
+            "NPROC_PER_NODE=8 llamafactory-cli train --model_name_or_path x --cutoff_len 1024 \
+             --finetuning_type lora {more}\n"
+        );
+        let mut job = read_with(&script, &[], "Qwen2.5-VL-7B-Instruct.json").unwrap();
+        job.scenario(&[]).unwrap_or_else(|e| panic!("{more}: {e}"));
+        setting(&job, "lora.exclude_modules")
+    };
+    let tower = Some(r#""vision\\..*""#.to_owned());
+    assert_eq!(excluded("--lora_target all"), tower);
+    assert_eq!(
+        excluded("--lora_target all --freeze_multi_modal_projector false"),
+        tower
+    );
+}
+
+/// Methods that train some layers at a time, and adapters next to a tower that is trained in full.
+#[test]
+fn layers_that_are_trained_in_turn_are_refused() {
+    for more in ["--lisa_activated_layers 1", "--tuner_type lora_llm"] {
+        let script = format!("swift sft --model Qwen/Qwen3-8B --max_length 1024 {more}\n");
+        let job = read_on("h100", &script);
+        assert_eq!(job.decisive().count(), 1, "{more}");
+    }
+    let off = "swift sft --model Qwen/Qwen3-8B --max_length 1024 --lisa_activated_layers 0\n";
+    assert_eq!(read_on("h100", off).decisive().count(), 0);
+}
