@@ -34,7 +34,7 @@ pub(crate) use script::{
     LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, nested_names,
     python_names,
 };
-pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
+pub(crate) use swift::{SWIFT, SWIFT_FSDP, SWIFT_MEGATRON};
 pub(crate) use torchtitan::{TORCHTITAN, TORCHTITAN_SCRIPT};
 pub(crate) use torchtune::{NO_TRAINING, TORCHTUNE, TORCHTUNE_SCRIPT};
 pub(crate) use trainer::TRAINER;

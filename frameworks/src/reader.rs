@@ -3,7 +3,7 @@
 use crate::detect;
 use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
-use crate::formats::{ACCELERATE, DEEPSPEED, FSDP, PEFT};
+use crate::formats::{ACCELERATE, DEEPSPEED, FSDP, PEFT, SWIFT_FSDP};
 use crate::interpolation;
 use crate::row::{Lack, Status, UNSET_VARIABLE};
 use crate::shell::{SOURCE, source_note};
@@ -250,7 +250,7 @@ impl Reader {
         node: &Node,
     ) -> Option<usize> {
         // These files have keys of their own: programs compare them with their arguments.
-        let own = [&DEEPSPEED, &FSDP, &PEFT];
+        let own = [&DEEPSPEED, &FSDP, &PEFT, &SWIFT_FSDP];
         if file.is_command || own.iter().any(|f| f.name == format.name) {
             return None;
         }

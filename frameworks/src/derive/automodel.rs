@@ -5,7 +5,7 @@
 
 use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
-use crate::row::Lack;
+use crate::row::{Lack, Row};
 use crate::table::{Dtype, Engine, Fact, quoted};
 
 const RESHARD: &str = "fsdp.reshard_after_forward";
@@ -16,6 +16,9 @@ const REPLICATED_EXPERTS: &str =
 /// `GroupedExperts` casts such weights itself.
 const CAST_EXPERTS: &str =
     "experts, which AutoModel leaves out of FSDP here, are predicted as cast and copied by FSDP";
+/// `GroupedExpertsDeepEPLoRA` is not modeled.
+const EXPERT_ADAPTERS: &str =
+    "AutoModel puts adapters on experts, too, which are not predicted: more parameters are trained";
 /// Default of `fsdp2_backward_prefetch_depth`.
 const BACKWARD_DEPTH: u64 = 2;
 
@@ -32,6 +35,7 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
         let why = "the fused kernels of the backend are predicted as those of torch.compile";
         draft.assume("compile.mode", quoted("blocks"), why);
     }
+    adapters_of_experts(draft);
     if draft.engine.is_some_and(|e| e.value == Engine::Megatron) {
         return Ok(());
     }
@@ -40,6 +44,28 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
     weights(draft);
     reshard(draft)?;
     prefetch(draft)
+}
+
+/// Notes that experts get adapters in AutoModel if a pattern of `target_modules` matches them.
+fn adapters_of_experts(draft: &mut Draft) {
+    const KEY: &str = "lora.target_modules";
+    if !super::experts::has_experts(draft) {
+        return;
+    }
+    let matches_experts = |pattern: &str| {
+        let pattern = pattern.trim_matches('"');
+        pattern.contains("experts") || pattern.chars().all(|c| matches!(c, '*' | '.'))
+    };
+    let names_experts = |row: &Row| {
+        let targets = row.settings.iter().find(|s| s.key == KEY);
+        targets.is_some_and(|s| {
+            let names = s.value.trim_matches(['[', ']']);
+            names.split(", ").any(matches_experts)
+        })
+    };
+    if let Some(row) = draft.rows.iter().position(names_experts) {
+        draft.approximates(row, EXPERT_ADAPTERS);
+    }
 }
 
 /// Loads the model in the dtype of its checkpoint, if the files do not say another one.

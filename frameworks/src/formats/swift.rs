@@ -97,7 +97,7 @@ pub(crate) static SWIFT_MEGATRON: Format = Format {
 
 /// The file that `--fsdp` names, such as `config/fsdp2.json` of ms-swift: the Trainer's `fsdp`
 /// and `fsdp_config`.
-static SWIFT_FSDP: Format = Format {
+pub(crate) static SWIFT_FSDP: Format = Format {
     name: "ms-swift's file for --fsdp",
     tables: &[
         fsdp::table("fsdp_config"),

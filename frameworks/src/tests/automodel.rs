@@ -265,3 +265,19 @@ fn excluded_layers_that_do_not_exist_are_skipped() {
     assert_eq!(setting(&job, "lora.exclude_modules"), None);
     assert_eq!(setting(&job, "lora.r").as_deref(), Some("8"));
 }
+
+/// The parallelizer's `GroupedExpertsDeepEPLoRA` trains adapters of experts that `*` matches.
+#[test]
+fn adapters_of_experts_are_reported() {
+    let peft = |targets: &str| {
+        format!(
+            "peft:\n  _target_: nemo_automodel.components._peft.lora.PeftConfig\n  dim: 8\n  target_modules: {targets}"
+        )
+    };
+    let job = experts(&peft("[\"*\"]"));
+    let (status, why) = row(&job, "peft.target_modules");
+    assert_eq!(status, Status::Assumed);
+    assert!(why.contains("experts"), "{why}");
+    let job = experts(&peft("[q_proj, v_proj]"));
+    assert!(!row(&job, "peft.target_modules").1.contains("experts"));
+}

@@ -252,6 +252,12 @@ fn a_file_for_fsdp_is_read_as_the_preset() {
         let model = "DeepSeek-R1-Distill-Qwen-14B.json";
         let mut job = read_with(&script(fsdp), &[("fsdp.json", file)], model).unwrap();
         assert!(job.rows().iter().all(|r| r.status.lack() != Lack::Accuracy));
+        let replaced = |r: &crate::Row| {
+            r.why
+                .as_ref()
+                .is_some_and(|w| w.contains("replaced by fsdp"))
+        };
+        assert!(!job.rows().iter().any(replaced));
         job.scenario(&[]).unwrap()
     };
     assert_eq!(scenario("./fsdp.json"), scenario("fsdp2"));
