@@ -1,11 +1,13 @@
 //! Converts a trace to a measured run with the same structure as a run of `exec`.
 
+mod clocks;
 mod collectives;
 mod gaps;
 mod memory;
 mod names;
 mod spans;
 
+pub(crate) use clocks::clocks;
 pub(crate) use collectives::pure_times;
 pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank};
 pub use memory::Activation;
