@@ -143,8 +143,8 @@ pub(super) fn label(group: &(String, String)) -> String {
     }
 }
 
-/// Returns the entry that stands for those with one sequence number: the end of the coalesced group,
-/// because only it has a state.
+/// Returns the entry that stands for those with one sequence number: the end of the coalesced
+/// group, because only it has a state.
 pub(super) fn of_group<'a>(entries: &[&'a Entry]) -> &'a Entry {
     let end = entries.iter().rfind(|e| e.ends_group());
     end.or(entries.last())
