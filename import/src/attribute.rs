@@ -152,6 +152,14 @@ pub fn attribute(trace: &Trace) -> Attributed {
             collective: found.collective.filter(|_| kind.is_collective()),
         });
     }
+    if trace.is_cut_off {
+        // Device work is in the file in order of time, after the operators that launch it. The last
+        // step that has some lacks the rest, and later steps lack all of it.
+        let last = work.iter().map(|w: &Placed| w.place.step).max();
+        for step in steps.all.iter_mut().skip(last.unwrap_or(0) as usize) {
+            step.is_cut_off = true;
+        }
+    }
     units::strip_common(&mut units);
     Attributed {
         prefetch: prefetch(trace, &tree, &classes),

@@ -1,20 +1,33 @@
 //! Dumps of NCCL's flight recorder: finds where ranks diverge, and the first collective that
 //! differs.
 
+mod compare;
+mod messages;
 mod program;
+mod report;
 
+pub use compare::compare;
 pub use program::{ProgramCheck, Unexpected, check};
+pub use report::{Divergence, FlightReport, list};
 
 use crate::ImportError;
 use crate::limits;
 use crate::pickle::{self, Value};
-use serde::Serialize;
 use shardlab_plan::ir::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// A collective as recorded by a rank.
+/// The tensors on one side of a collective, as text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tensors {
+    /// Shapes, such as `[[4, 8], [2]]`.
+    pub sizes: String,
+    /// Element types, such as `[Float, Float]`.
+    pub types: String,
+}
+
+/// A collective or a point-to-point message as recorded by a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Process group: name and description.
@@ -24,14 +37,20 @@ pub struct Entry {
     pub sequence: u64,
     /// Whether it is a point-to-point message.
     pub is_p2p: bool,
-    /// Name, such as `all_gather`.
+    /// Library that runs it, such as `nccl` or `gloo`.
+    pub backend: String,
+    /// Name, such as `all_gather` or `send 0->1`.
     pub name: String,
-    /// Shapes and types of the inputs and outputs, as text.
-    pub sizes: String,
+    /// Inputs.
+    pub inputs: Tensors,
+    /// Outputs.
+    pub outputs: Tensors,
     /// Payload: size of the larger side in bytes; 0 if its types are unknown.
     pub bytes: u64,
     /// `scheduled`, `started` or `completed`.
     pub state: String,
+    /// Whether the recorder no longer follows it. NCCL also retires what timed out.
+    pub is_retired: bool,
     /// Time of issue, nanoseconds since 1970.
     pub created: i64,
     /// Innermost frame outside of PyTorch: file and line.
@@ -45,61 +64,12 @@ pub struct FlightRecord {
     pub rank: u32,
     /// Version of the format.
     pub version: String,
-    /// Collectives in the order of issue.
+    /// Collectives and messages in the order of issue.
     pub entries: Vec<Entry>,
+    /// Whether the ring buffer has overwritten the first ones.
+    pub is_partial: bool,
     /// Ranks of each group, by name; empty if the record does not contain them.
     pub groups: BTreeMap<String, Vec<u32>>,
-}
-
-/// How ranks diverge.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Divergence {
-    /// Ranks issue different collectives.
-    Different {
-        /// Process group.
-        group: String,
-        /// Sequence number within the group.
-        sequence: u64,
-        /// What each rank issues.
-        ranks: BTreeMap<u32, String>,
-    },
-    /// Some ranks do not issue a collective that other ranks wait in.
-    Missing {
-        /// Process group.
-        group: String,
-        /// Sequence number within the group.
-        sequence: u64,
-        /// Ranks that issued the collective, with its description.
-        issued: BTreeMap<u32, String>,
-        /// Ranks that did not, each with the last collective that it issued.
-        missing: BTreeMap<u32, String>,
-    },
-    /// All ranks issue the same collective, but some do not complete it.
-    Incomplete {
-        /// Process group.
-        group: String,
-        /// Sequence number within the group.
-        sequence: u64,
-        /// State by rank.
-        ranks: BTreeMap<u32, String>,
-    },
-}
-
-/// Result of comparing the records of several ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct FlightReport {
-    /// Number of collectives of each rank.
-    pub ranks: BTreeMap<u32, usize>,
-    /// Number of collectives that match on all ranks of their group.
-    pub matched: u64,
-    /// The first divergence, by the time at which its collective was issued.
-    pub divergence: Option<Divergence>,
-    /// Each record compared with a program, if one is given.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub program: Vec<ProgramCheck>,
-    /// Groups that cannot be compared, with the reasons.
-    pub notes: Vec<String>,
 }
 
 /// Reads a record (a pickle or JSON). `rank` is the rank according to the name of the file or its
@@ -149,6 +119,9 @@ pub fn read(mut from: impl Read, path: &Path, rank: u32) -> Result<FlightRecord,
             .unwrap_or_default()
             .to_owned(),
         groups: groups.collect(),
+        is_partial: (entries.items().first())
+            .and_then(|e| e.get("record_id")?.int())
+            .is_some_and(|n| n > 0),
         entries: entries.items().iter().map(entry).collect(),
     })
 }
@@ -171,6 +144,13 @@ fn entry(value: &Value) -> Entry {
         int("collective_seq_id")
     };
     let shown = |key: &str| value.get(key).map(plain).unwrap_or_default();
+    let tensors = |sizes: &str, types: &str| Tensors {
+        sizes: shown(sizes),
+        types: shown(types),
+    };
+    let (backend, name) = text("profiling_name")
+        .rsplit_once(':')
+        .unwrap_or(("", text("profiling_name")));
     let frames = value.get("frames").map_or(&[][..], Value::items);
     let own = frames.iter().find(|f| {
         let file = f.get("filename").and_then(Value::text).unwrap_or_default();
@@ -185,21 +165,17 @@ fn entry(value: &Value) -> Entry {
         group: (part(0), part(1)),
         sequence: u64::try_from(sequence).unwrap_or(0),
         is_p2p,
-        name: text("profiling_name")
-            .trim_start_matches("nccl:")
-            .to_owned(),
-        sizes: format!(
-            "{} {} -> {}",
-            shown("input_sizes"),
-            shown("input_dtypes"),
-            shown("output_sizes")
-        ),
+        backend: backend.to_owned(),
+        name: name.to_owned(),
+        inputs: tensors("input_sizes", "input_dtypes"),
+        outputs: tensors("output_sizes", "output_dtypes"),
         bytes: payload(value, "input_sizes", "input_dtypes").max(payload(
             value,
             "output_sizes",
             "output_dtypes",
         )),
         state: text("state").to_owned(),
+        is_retired: value.get("retired").and_then(Value::int) == Some(1),
         created: int("time_created_ns"),
         frame: frame.unwrap_or_default(),
     }
@@ -242,249 +218,32 @@ impl Entry {
         } else {
             format!(" at {}", self.frame)
         };
-        format!("{} {}{at}", self.name, self.sizes)
-    }
-
-    /// Returns the properties that must be equal on all ranks. The sizes of all-to-all collectives
-    /// may differ.
-    fn signature(&self) -> (&str, &str) {
-        let sized = !self.name.contains("all_to_all")
-            && !self.name.contains("alltoall")
-            && !self.name.contains("barrier");
-        (&self.name, if sized { &self.sizes } else { "" })
-    }
-}
-
-/// Compares the records of ranks.
-///
-/// # Errors
-/// Fails if two records are of the same rank.
-pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
-    let mut report = FlightReport::default();
-    for record in records {
-        if report
-            .ranks
-            .insert(record.rank, record.entries.len())
-            .is_some()
-        {
-            return Err(ImportError::Apart(format!(
-                "two flight records are of rank {}: give one per rank, with the rank in the file's name",
-                record.rank
-            )));
-        }
-    }
-    let groups: BTreeSet<&(String, String)> = records
-        .iter()
-        .flat_map(|r| r.entries.iter().filter(|e| !e.is_p2p).map(|e| &e.group))
-        .collect();
-    let mut first: Option<(i64, Divergence)> = None;
-    for group in groups {
-        if let Some((at, found)) = compare_group(records, group, &mut report)
-            && first.as_ref().is_none_or(|f| at < f.0)
-        {
-            first = Some((at, found));
-        }
-    }
-    report.divergence = first.map(|f| f.1);
-    Ok(report)
-}
-
-/// A rank's record, with the entries of one group by sequence number.
-type OfRank<'a> = (&'a FlightRecord, BTreeMap<u64, usize>);
-
-fn compare_group(
-    records: &[FlightRecord],
-    group: &(String, String),
-    report: &mut FlightReport,
-) -> Option<(i64, Divergence)> {
-    let label = if group.1.is_empty() {
-        group.0.clone()
-    } else {
-        format!("{} ({})", group.1, group.0)
-    };
-    let of = |r: &'_ FlightRecord| -> BTreeMap<u64, usize> {
-        let own = r
-            .entries
-            .iter()
-            .enumerate()
-            .filter(|(_, e)| !e.is_p2p && e.group == *group);
-        own.map(|(i, e)| (e.sequence, i)).collect()
-    };
-    // Groups with equal names on disjoint ranks are different groups.
-    let mut families: BTreeMap<Vec<u32>, Vec<OfRank<'_>>> = BTreeMap::new();
-    for record in records {
-        let entries = of(record);
-        let members = record.groups.get(&group.0).cloned().unwrap_or_default();
-        let belongs = members.is_empty() || members.contains(&record.rank);
-        if entries.is_empty() && (members.is_empty() || !belongs) {
-            continue;
-        }
-        families.entry(members).or_default().push((record, entries));
-    }
-    let mut first: Option<(i64, Divergence)> = None;
-    for (members, ranks) in families {
-        if ranks.len() < 2 {
-            if members.len() > 1 {
-                report.notes.push(format!(
-                    "process group {label}: records of {} of {} ranks are given",
-                    ranks.len(),
-                    members.len()
-                ));
-            }
-            continue;
-        }
-        // A ring buffer may have lost the first collectives.
-        let start = ranks
-            .iter()
-            .filter_map(|(_, e)| e.keys().next().copied())
-            .max()
-            .unwrap_or(0);
-        let end = ranks
-            .iter()
-            .filter_map(|(_, e)| e.keys().last().copied())
-            .max()
-            .unwrap_or(0);
-        if let Some(found) =
-            (start..=end).find_map(|sequence| difference(&ranks, &label, sequence, report))
-            && first.as_ref().is_none_or(|f| found.0 < f.0)
-        {
-            first = Some(found);
-        }
-    }
-    first
-}
-
-fn difference(
-    ranks: &[OfRank<'_>],
-    label: &str,
-    sequence: u64,
-    report: &mut FlightReport,
-) -> Option<(i64, Divergence)> {
-    let issued: Vec<(u32, &Entry)> = ranks
-        .iter()
-        .filter_map(|(r, e)| Some((r.rank, &r.entries[*e.get(&sequence)?])))
-        .collect();
-    let at = issued.iter().map(|(_, e)| e.created).min()?;
-    let describe = |list: &[(u32, &Entry)]| list.iter().map(|(r, e)| (*r, e.describe())).collect();
-    let group = label.to_owned();
-    let same = issued
-        .windows(2)
-        .all(|w| w[0].1.signature() == w[1].1.signature());
-    if !same {
-        return Some((
-            at,
-            Divergence::Different {
-                group,
-                sequence,
-                ranks: describe(&issued),
-            },
-        ));
-    }
-    if issued.len() < ranks.len() {
-        let missing = ranks
-            .iter()
-            .filter(|(_, e)| !e.contains_key(&sequence))
-            .map(|(r, e)| {
-                let last = e
-                    .range(..sequence)
-                    .next_back()
-                    .map(|(n, i)| format!("{n}: {}", r.entries[*i].describe()));
-                (r.rank, last.unwrap_or_else(|| "none".to_owned()))
-            });
-        return Some((
-            at,
-            Divergence::Missing {
-                group,
-                sequence,
-                issued: describe(&issued),
-                missing: missing.collect(),
-            },
-        ));
-    }
-    if issued.iter().any(|(_, e)| e.state != "completed") {
-        let states = issued
-            .iter()
-            .map(|(r, e)| (*r, format!("{} {}", e.state, e.describe())));
-        return Some((
-            at,
-            Divergence::Incomplete {
-                group,
-                sequence,
-                ranks: states.collect(),
-            },
-        ));
-    }
-    report.matched += 1;
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(rank: u32, names: &[&str]) -> FlightRecord {
-        let entries = names.iter().enumerate().map(|(i, name)| Entry {
-            group: ("0".into(), "default_pg".into()),
-            sequence: i as u64 + 1,
-            is_p2p: false,
-            name: (*name).into(),
-            sizes: "[[4]]".into(),
-            bytes: 16,
-            state: "completed".into(),
-            created: i as i64,
-            frame: String::new(),
-        });
-        FlightRecord {
-            rank,
-            version: "2.10".into(),
-            entries: entries.collect(),
-            groups: BTreeMap::from([("0".into(), vec![0, 1])]),
-        }
-    }
-
-    #[test]
-    fn the_first_difference_is_found() {
-        let same = ["a", "b", "c"];
-        let report = compare(&[record(0, &same), record(1, &same)]).unwrap();
-        assert_eq!((report.matched, report.divergence), (3, None));
-        let found = compare(&[record(0, &same), record(1, &["a", "x", "c"])])
-            .unwrap()
-            .divergence;
-        assert!(
-            matches!(found, Some(Divergence::Different { sequence: 2, .. })),
-            "{found:?}"
-        );
-        let found = compare(&[record(0, &same), record(1, &["a", "b"])])
-            .unwrap()
-            .divergence;
-        let Some(Divergence::Missing {
-            sequence: 3,
-            missing,
-            ..
-        }) = found
-        else {
-            panic!("{found:?}");
+        let (from, to) = (&self.inputs, &self.outputs);
+        // Most collectives do not convert, so that one type says it all.
+        let types = if from.types == to.types || to.sizes == "[]" {
+            String::new()
+        } else {
+            format!(" {}", to.types)
         };
-        assert!(missing[&1].starts_with("2: b"));
-        let mut late = record(1, &same);
-        late.entries[1].state = "started".into();
-        let found = compare(&[record(0, &same), late]).unwrap().divergence;
-        assert!(
-            matches!(found, Some(Divergence::Incomplete { sequence: 2, .. })),
-            "{found:?}"
-        );
+        format!(
+            "{} {} {} -> {}{types}{at}",
+            self.name, from.sizes, from.types, to.sizes
+        )
     }
 
-    #[test]
-    fn a_ring_buffer_may_have_lost_the_beginning() {
-        let mut late = record(1, &["a", "b", "c"]);
-        late.entries.remove(0);
-        let report = compare(&[record(0, &["a", "b", "c"]), late]).unwrap();
-        assert_eq!((report.matched, report.divergence), (2, None));
+    /// Returns whether the recorder has seen it complete.
+    fn is_completed(&self) -> bool {
+        // Other backends do not update the state, but retire what has completed. NCCL's watchdog
+        // also retires what timed out.
+        self.state == "completed" || self.is_retired && !self.is_of_nccl()
     }
 
-    #[test]
-    fn two_records_of_one_rank_are_refused() {
-        assert!(compare(&[record(0, &["a"]), record(0, &["a"])]).is_err());
+    fn is_of_nccl(&self) -> bool {
+        self.backend.starts_with("nccl")
+    }
+
+    /// Returns whether it ends a coalesced group. NCCL follows only this entry of a group.
+    fn ends_group(&self) -> bool {
+        self.name.to_ascii_lowercase().ends_with("coalesced")
     }
 }

@@ -10,7 +10,7 @@ use crate::ranks::{self, Rank, RankSummary};
 use crate::snapshot::{self, SnapshotOptions, SnapshotReport};
 use crate::source::{Format, Source, expand};
 use crate::{ImportError, execution, joined, nsys};
-use shardlab_plan::Program;
+use shardlab_plan::{Program, scenario};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -182,11 +182,19 @@ pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
 }
 
 fn unknown(path: &Path, source: &Source) -> ImportError {
+    let toml = path.extension().is_some_and(|e| e == "toml");
+    let otherwise = if toml && scenario::load(path, &[]).is_ok() {
+        let path = path.display();
+        format!("a scenario, which `shardlab sim {path}` predicts, and no trace")
+    } else if toml {
+        "TOML, and no trace".to_owned()
+    } else {
+        source.otherwise().to_owned()
+    };
     ImportError::invalid(
         path,
         format!(
-            "the file is {}; a trace of the PyTorch profiler, an execution trace, a memory snapshot or a flight record is expected",
-            source.otherwise()
+            "the file is {otherwise}; a trace of the PyTorch profiler, an execution trace, a memory snapshot or a flight record is expected"
         ),
     )
 }
@@ -284,6 +292,7 @@ fn traces_to_run(
         let snapshots = snapshots.iter().copied();
         first.trace.memory = joined::memory(&first.trace, &first.attributed, snapshots);
     }
+    let clock_notes = ranks::align_clocks(&mut ranks);
     let lists: Vec<&[_]> = ranks.iter().map(|r| r.collectives.as_slice()).collect();
     let (pure, alone, late) = pure_times(&lists);
     let step = typical(&first.times).map(|t| t.step);
@@ -303,6 +312,7 @@ fn traces_to_run(
                 .map(|n| format!("rank {}: {n}", rank.rank)),
         );
     }
+    notes.extend(clock_notes);
     if alone > 0 {
         notes.push(format!(
             "{alone} collectives of rank {} have no counterpart: traces of the other ranks of their groups are not given",
@@ -415,6 +425,11 @@ fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str
 fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |text: &str| all.push(text.to_owned());
+    if !a.work.is_empty() && a.work.iter().all(|w| w.launch.is_none()) {
+        say(
+            "causes of exposed time: nothing in the trace connects kernels with their launches (it has no correlation ids), so all of it counts as host, contention or wire",
+        );
+    }
     let in_graphs = in_graphs(trace, a);
     if in_graphs * 2 > a.work.len() {
         say(&format!(
@@ -439,7 +454,10 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
         );
     }
     if a.steps.all.iter().all(|s| !s.is_whole()) {
-        say("step time: the trace contains no complete step");
+        say(match trace.is_cut_off {
+            true => "step time: the file was cut off before the end of the first complete step",
+            false => "step time: the trace contains no complete step",
+        });
     } else if a.steps.all.iter().all(|s| s.optimizer.is_none()) {
         say("gradient accumulation: no optimizer is in the trace");
     }

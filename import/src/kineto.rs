@@ -85,19 +85,20 @@ fn go_on<R: Read>(
             Ok(true)
         }
         Fault::CutOff(at) if read > 0 => {
-            builder.note(format!(
+            builder.cut_off(format!(
                 "the file ends within the events, after {at} bytes: it was cut off; {read} events were read"
             ));
             Ok(false)
         }
         Fault::Io(at, e) if read > 0 => {
-            builder.note(format!(
+            builder.cut_off(format!(
                 "the file cannot be read further after {at} bytes ({e}): it was cut off; {read} events were read"
             ));
             Ok(false)
         }
         Fault::Syntax(place, reason) if read > 0 => {
             builder.malformed(place, &reason);
+            builder.trace.is_cut_off = true;
             Ok(false)
         }
         fault => Err(fault),

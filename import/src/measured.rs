@@ -1,11 +1,13 @@
 //! Converts a trace to a measured run with the same structure as a run of `exec`.
 
+mod clocks;
 mod collectives;
 mod gaps;
 mod memory;
 mod names;
 mod spans;
 
+pub(crate) use clocks::clocks;
 pub(crate) use collectives::pure_times;
 pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank};
 pub use memory::Activation;
@@ -162,13 +164,18 @@ pub fn measured(
         origin,
         pure,
     };
-    let (spans, mut instrs, streams) = spans::build(&parts, shown, &mut table);
+    let spans::Built {
+        spans,
+        waits,
+        mut instrs,
+        streams,
+    } = spans::build(&parts, shown, &mut table);
     let memory = memory::build(trace, a, shown, origin, &mut instrs, &mut table);
     let (from, to) = shown.map_or((Picos::ZERO, Picos::ZERO), |s| (ps(s.from), ps(s.to)));
     let by_id: BTreeMap<InstrId, Instr> = instrs.iter().map(|i| (i.id, *i)).collect();
     let work = |id: InstrId| by_id.get(&id).and_then(|i| i.work);
     let bytes = |id: InstrId| by_id.get(&id).map_or(0, |i| i.bytes);
-    let gaps = gaps::find(&spans, from, to, &|id| {
+    let gaps = gaps::find(&spans, &waits, from, to, &|id| {
         work(id).is_some_and(Work::is_collective)
     });
     let mut exposed = BTreeMap::new();

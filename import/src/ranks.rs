@@ -3,7 +3,7 @@
 use crate::ImportError;
 use crate::attribute::{Attributed, Steps};
 use crate::kineto::{Head, Trace};
-use crate::measured::{CollectiveSpan, StepTime, of_rank, origin, samples, step_times};
+use crate::measured::{CollectiveSpan, StepTime, clocks, of_rank, origin, samples, step_times};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +21,7 @@ pub(crate) struct Rank {
     pub(crate) span: (i64, i64),
     pub(crate) time: (u64, u64),
     pub(crate) notes: Vec<String>,
+    pub(crate) is_cut_off: bool,
 }
 
 /// Summary of a rank.
@@ -60,6 +61,7 @@ impl Rank {
             span: (first + trace.head.base, last + trace.head.base),
             time: a.time,
             notes: trace.notes.clone(),
+            is_cut_off: trace.is_cut_off,
         }
     }
 
@@ -139,10 +141,13 @@ pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
             ));
         }
         if first.times.len() != other.times.len() {
+            let cut = [first, other].into_iter().find(|r| r.is_cut_off);
+            let cut = cut.map(|r| format!("; {} was cut off", file(r)));
             return refuse(format!(
-                "{pair}: the ranks show different steps: {} and {} of them",
+                "{pair}: the ranks show different steps: {} and {} whole ones{}",
                 first.times.len(),
-                other.times.len()
+                other.times.len(),
+                cut.unwrap_or_default()
             ));
         }
         if differ(first, other) {
@@ -152,6 +157,24 @@ pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
         }
     }
     Ok(())
+}
+
+/// Moves the times of all ranks' collectives to the clock of the first rank, as far as the ranks
+/// have collectives in common. Returns notes on the offsets.
+pub(crate) fn align_clocks(ranks: &mut [Rank]) -> Vec<String> {
+    let lists: Vec<&[_]> = ranks.iter().map(|r| r.collectives.as_slice()).collect();
+    let clocks = clocks(&lists);
+    let Some((first, others)) = ranks.split_first_mut() else {
+        return Vec::new();
+    };
+    let mut notes = Vec::new();
+    for (rank, clock) in others.iter_mut().zip(clocks) {
+        for c in &mut rank.collectives {
+            c.span = (c.span.0 - clock.offset(), c.span.1 - clock.offset());
+        }
+        notes.extend(clock.note(rank.rank, first.rank));
+    }
+    notes
 }
 
 fn list(marks: &[u64]) -> String {

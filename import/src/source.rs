@@ -15,6 +15,8 @@ const PROBE: usize = 64 << 10;
 /// pieces.
 const PIECE: usize = 1 << 20;
 const WAITING: usize = 4;
+/// Byte order mark, by which some programs mark UTF-8.
+const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +115,9 @@ impl Source {
         let mut head = vec![0; PROBE];
         let n = fill(&mut rest, &mut head).map_err(io)?;
         head.truncate(n);
+        if head.starts_with(BOM) {
+            head.drain(..BOM.len());
+        }
         if head.is_empty() {
             return Err(ImportError::invalid(
                 path,
@@ -292,6 +297,20 @@ mod tests {
         ] {
             assert_eq!(format(text), expected, "{}", String::from_utf8_lossy(text));
         }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.json");
+        std::fs::write(&path, "\u{feff}[{\"ph\": \"X\"}]").unwrap();
+        let mut source = Source::open(&path).unwrap();
+        assert_eq!(source.format(), Some(Format::Kineto));
+        let mut text = String::new();
+        source.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "[{\"ph\": \"X\"}]");
+        std::fs::write(&path, "\u{feff}").unwrap();
+        assert!(Source::open(&path).is_err());
     }
 
     #[test]

@@ -115,6 +115,29 @@ fn a_cut_keeps_what_stands_before_it() {
     assert!(trace.notes[0].contains("cut off"), "{:?}", trace.notes);
 }
 
+/// A step whose last kernels are missing looks shorter than it is.
+#[test]
+fn the_step_in_which_a_file_ends_is_not_complete() {
+    let text = testing::trace();
+    let (whole, a) = read(text.as_bytes()).unwrap();
+    assert!(!whole.is_cut_off);
+    assert_eq!(step_times(&whole, &a).len(), 2);
+    // In the backward of each step, between its operators and its optimizer.
+    let optimizers: Vec<usize> = text.match_indices("FusedAdam").map(|m| m.0).collect();
+    for (step, at) in optimizers.into_iter().enumerate() {
+        // The end of an event.
+        let cut = text[..at - 400].rfind("},\n").unwrap() + 1;
+        let (trace, a) = read(&text.as_bytes()[..cut]).unwrap();
+        assert!(trace.is_cut_off);
+        let complete = step_times(&trace, &a);
+        let found: Vec<u32> = complete.iter().map(|t| t.step).collect();
+        let expected: Vec<u32> = (0..step as u32).collect();
+        assert_eq!(found, expected, "cut in step {step}");
+        // A note says so before all others.
+        assert!(trace.notes[0].contains("cut off"), "{:?}", trace.notes);
+    }
+}
+
 #[test]
 fn impossible_numbers_are_malformed() {
     let kernel = |ts: &str, dur: &str, bytes: &str| {

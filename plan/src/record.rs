@@ -20,7 +20,7 @@ pub use awaited::{awaited_names, awaited_units};
 pub use basis::{Basis, BasisKind, ErrorBand};
 pub use clock::Clock;
 pub use collectives::{add_times, collective_stats};
-pub use gaps::{MIN_GAP, exposed_gaps};
+pub use gaps::{MIN_GAP, Reason, Reasons, exposed_gaps};
 pub use inputs::Inputs;
 pub use queue::{Queued, Queues, Shared};
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};

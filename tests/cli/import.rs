@@ -560,6 +560,69 @@ fn snapshots_and_flight_records_are_read() {
     assert_eq!(found["flight"]["matched"], 60);
 }
 
+#[test]
+fn the_offset_of_a_clock_does_not_change_who_was_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut trace: Value =
+        serde_json::from_slice(&unpacked("fsdp2-compiled-rank1.json.gz")).unwrap();
+    for event in trace["traceEvents"].as_array_mut().unwrap() {
+        if let Some(at) = event["ts"].as_f64() {
+            event["ts"] = json!(at + 3_000.0);
+        }
+    }
+    let shifted = dir.path().join("rank1.json");
+    // With a byte order mark, which does not matter.
+    std::fs::write(&shifted, format!("\u{feff}{trace}")).unwrap();
+    let first = at("fsdp2-compiled-rank0.json.gz");
+    let of = |second: &str| json(&["import", "--json", &first, second]).remove(0);
+    let (before, after) = (
+        of(&at("fsdp2-compiled-rank1.json.gz")),
+        of(shifted.to_str().unwrap()),
+    );
+    for rank in 0..2 {
+        let late = |run: &Value| run["ranks"][rank]["late_ms"].as_f64().unwrap();
+        assert!(
+            (late(&before) - late(&after)).abs() < 0.01,
+            "rank {rank}: {} and {}",
+            late(&before),
+            late(&after)
+        );
+    }
+    assert_eq!(before["notes"], json!([]));
+    let note = after["notes"][0].as_str().unwrap();
+    assert!(
+        note.starts_with("rank 1: its clock is 3.00 ms ahead of rank 0's, corrected by"),
+        "{note}"
+    );
+}
+
+#[test]
+fn without_correlations_causes_are_not_determined() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = String::from_utf8(unpacked("fsdp2-compiled-rank0.json.gz")).unwrap();
+    let path = dir.path().join("rank0.json");
+    std::fs::write(&path, text.replace("\"correlation\":", "\"other\":")).unwrap();
+    let run = json(&["import", "--json", path.to_str().unwrap()]).remove(0);
+    let said = run["undetermined"][0].as_str().unwrap();
+    assert!(said.starts_with("causes of exposed time"), "{said}");
+}
+
+#[test]
+fn a_scenario_is_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = dir.path().join("job.toml");
+    std::fs::write(&job, "extends = \"llama3-8b-8xh100\"\n").unwrap();
+    let error = |args: &[&str]| {
+        let output = shardlab(args).assert().code(2);
+        String::from_utf8_lossy(&output.get_output().stderr).into_owned()
+    };
+    let said = error(&["infer", job.to_str().unwrap()]);
+    assert!(said.contains("shardlab sim"), "{said}");
+    std::fs::write(&job, "[other]\n").unwrap();
+    let said = error(&["import", job.to_str().unwrap()]);
+    assert!(said.contains("TOML, and no trace"), "{said}");
+}
+
 /// Returns the standard error of a call that ends with status 2.
 fn refused(files: &[&Path]) -> String {
     let mut args = vec!["import"];
@@ -655,6 +718,13 @@ fn a_trace_that_was_cut_off_is_read_up_to_there() {
     let note = run["notes"][0].as_str().unwrap();
     assert!(note.contains("it was cut off"), "{note}");
     assert!(run["events"].as_u64().unwrap() > 1000);
+    // The step in which the file ends would look too short.
+    assert_eq!(run["step_ms"], Value::Null);
+    let said = stdout(&["import", path.to_str().unwrap()]);
+    assert!(
+        said.contains("the file was cut off before the end of the first complete step"),
+        "{said}"
+    );
     // The file ends within the compressed data.
     let packed = std::fs::read(at("fsdp2-units-rank0.json.gz")).unwrap();
     std::fs::write(&path, &packed[..packed.len() * 9 / 10]).unwrap();

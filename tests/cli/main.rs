@@ -17,6 +17,7 @@ mod fit;
 mod gate;
 mod import;
 mod import_damage;
+mod import_flight;
 mod import_memory;
 mod models;
 mod output;

@@ -73,6 +73,7 @@ pub(super) fn steps(trace: &Trace) -> Steps {
                 micro_batches: std::mem::take(batches),
                 optimizer,
                 norm: false,
+                is_cut_off: false,
             });
         }
     };

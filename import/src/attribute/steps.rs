@@ -39,13 +39,16 @@ pub struct Step {
     pub optimizer: Option<(i64, i64)>,
     /// Whether the gradient norm is computed between backward and optimizer.
     pub norm: bool,
+    /// Whether the file ends before the last work of the step.
+    pub is_cut_off: bool,
 }
 
 impl Step {
     /// Returns whether the trace contains the whole step.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        !self.micro_batches.is_empty()
+        !self.is_cut_off
+            && !self.micro_batches.is_empty()
             && self
                 .micro_batches
                 .iter()
@@ -259,6 +262,7 @@ fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
         micro_batches: Vec::new(),
         optimizer: None,
         norm: false,
+        is_cut_off: false,
     };
     let mut ended = true;
     for &(start, end, evidence) in signs {

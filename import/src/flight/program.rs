@@ -164,6 +164,7 @@ fn longest(entries: &[&Entry], step: &[Expected]) -> (usize, usize, usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Tensors;
     use super::*;
 
     fn entry(name: &str, bytes: u64) -> Entry {
@@ -172,7 +173,10 @@ mod tests {
             sequence: bytes,
             is_p2p: false,
             name: name.into(),
-            sizes: String::new(),
+            backend: "nccl".into(),
+            inputs: Tensors::default(),
+            outputs: Tensors::default(),
+            is_retired: true,
             bytes,
             state: "completed".into(),
             created: 0,
@@ -196,6 +200,7 @@ mod tests {
 
     fn checked(entries: Vec<Entry>) -> ProgramCheck {
         let record = FlightRecord {
+            is_partial: false,
             rank: 0,
             version: String::new(),
             entries,

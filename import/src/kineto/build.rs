@@ -26,6 +26,12 @@ impl Builder {
         self.trace.notes.push(text);
     }
 
+    /// Notes, before everything else, that the rest of the file is missing.
+    pub(super) fn cut_off(&mut self, text: String) {
+        self.trace.is_cut_off = true;
+        self.trace.notes.insert(0, text);
+    }
+
     pub(super) fn malformed(&mut self, place: scan::Position, reason: &str) {
         self.trace.malformed += 1;
         if self.trace.malformed <= PLACES as u64 {

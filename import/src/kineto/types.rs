@@ -186,6 +186,8 @@ pub struct Trace {
     pub unknown: BTreeMap<String, u64>,
     /// Number of invalid events.
     pub malformed: u64,
+    /// Whether the file ends before its last event.
+    pub is_cut_off: bool,
     /// Notes for the reader: where the file was cut off, where events are malformed.
     pub notes: Vec<String>,
     /// Bytes of text.

@@ -67,6 +67,23 @@ pub struct Pure {
     pub waited: i64,
 }
 
+/// Identifies a collective on all ranks: its step, its kind, group and size, and its number among
+/// those of the step that are equal in this.
+type Key = (u32, (Work, String, u64), u32);
+
+/// Returns the times of a rank's collectives. The n-th collective of one kind, group and size in a
+/// step is the same on every rank.
+pub(super) fn numbered(rank: &[CollectiveSpan]) -> HashMap<Key, (i64, i64)> {
+    let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
+    let mut all = HashMap::new();
+    for c in rank {
+        let n = seen.entry((c.step, c.key.clone())).or_default();
+        all.insert((c.step, c.key.clone(), *n), c.span);
+        *n += 1;
+    }
+    all
+}
+
 /// Returns three results: the times of the first rank's collectives without waits, by device event;
 /// the number of collectives without a counterpart on any rank; and for each rank the time that the
 /// others waited for it.
@@ -80,17 +97,6 @@ pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, u
     if others.is_empty() {
         return (found, 0, late);
     }
-    // The n-th collective of one kind, group and size in a step is the same on every rank.
-    let numbered = |rank: &[CollectiveSpan]| {
-        let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
-        let mut all = HashMap::new();
-        for c in rank {
-            let n = seen.entry((c.step, c.key.clone())).or_default();
-            all.insert((c.step, c.key.clone(), *n), c.span);
-            *n += 1;
-        }
-        all
-    };
     let others: Vec<_> = others.iter().map(|r| numbered(r)).collect();
     let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
     let mut alone = 0;
@@ -125,7 +131,7 @@ pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, u
         found.insert(
             c.device,
             Pure {
-                // The clocks of several hosts may differ, but a duration must not be negative.
+                // Clocks agree only to within microseconds, but a duration must not be negative.
                 alone: (end - start).clamp(0, c.span.1 - c.span.0),
                 waited: (start - c.span.0).max(0),
             },

@@ -22,13 +22,37 @@ pub(super) struct Parts<'a> {
     pub(super) pure: &'a BTreeMap<u32, Pure>,
 }
 
-type Built = (Vec<Span>, Vec<Instr>, Vec<String>);
+/// What a span waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waits {
+    /// Before its start.
+    pub(super) start: Blocker,
+    /// When the last rank joined it, if it waited for one after its start. The blocker of the span
+    /// is then that rank.
+    pub(super) joined: Option<Picos>,
+}
 
-/// Returns the spans of a step with their instructions, and the names of streams.
+/// The spans of a step.
+pub(super) struct Built {
+    pub(super) spans: Vec<Span>,
+    /// What each span waited for.
+    pub(super) waits: Vec<Waits>,
+    /// The instruction of each span.
+    pub(super) instrs: Vec<Instr>,
+    /// Names of streams.
+    pub(super) streams: Vec<String>,
+}
+
+/// Returns the spans of a step.
 pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -> Built {
     let (trace, a) = (p.trace, p.attributed);
     let Some(shown) = shown else {
-        return (Vec::new(), Vec::new(), vec!["compute".into()]);
+        return Built {
+            spans: Vec::new(),
+            waits: Vec::new(),
+            instrs: Vec::new(),
+            streams: vec!["compute".into()],
+        };
     };
     let issued =
         |w: &Placed| launch_of(trace, w).map_or(trace.device[w.device as usize].start, |l| l.start);
@@ -41,6 +65,7 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
     let streams = streams(trace, &work);
     let main = main_kernels(trace, &work);
     let mut spans: Vec<Span> = Vec::with_capacity(work.len());
+    let mut waits = Vec::with_capacity(work.len());
     let mut instrs = Vec::with_capacity(work.len());
     // The last span of each stream, by issue order.
     let mut last: BTreeMap<u8, u32> = BTreeMap::new();
@@ -58,7 +83,6 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         let at = issued(w);
         let before = last.insert(stream.0, i as u32);
         let pure = p.pure.get(&w.device);
-        let blocker = blocker(p, &work, &ends, before, at, w, pure, i);
         let ready = before
             .map_or(at, |b| {
                 at.max(trace.device[work[b as usize].device as usize].end)
@@ -66,6 +90,12 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
             .min(event.start);
         let ps = |t: i64| Picos((t - p.origin).max(0).cast_unsigned() * 1000);
         let alone = pure.map_or(event.end - event.start, |p| p.alone);
+        let waited = pure.map(|p| p.waited).filter(|&w| w > RANK_WAIT);
+        let start = blocker(p, &work, &ends, before, at, i);
+        waits.push(Waits {
+            start,
+            joined: waited.map(|w| ps((event.start + w).min(event.end))),
+        });
         spans.push(Span {
             instr: id,
             stream,
@@ -74,7 +104,7 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
             start: ps(event.start),
             end: ps(event.end),
             alone: Picos(alone.max(0).cast_unsigned() * 1000),
-            blocker,
+            blocker: waited.map_or(start, |_| Blocker::Rank),
         });
         let bytes = match w.collective {
             Some(c) => bytes_of(&trace.collectives[c as usize]),
@@ -98,7 +128,12 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
             flops: names::flops(trace, w),
         });
     }
-    (spans, instrs, streams.names)
+    Built {
+        spans,
+        waits,
+        instrs,
+        streams: streams.names,
+    }
 }
 
 /// Returns the device events that are named after their operator. Matmuls and attention may launch
@@ -127,24 +162,17 @@ fn main_kernels(trace: &Trace, work: &[&Placed]) -> BTreeSet<u32> {
     main
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one decision over everything that is known of a span"
-)]
+/// Returns what the start of work `me`, which was issued at `issued`, waited for. `before` is the
+/// work before it on its stream.
 fn blocker(
     p: &Parts<'_>,
     work: &[&Placed],
     ends: &[(i64, u32)],
     before: Option<u32>,
     issued: i64,
-    w: &Placed,
-    pure: Option<&Pure>,
     me: usize,
 ) -> Blocker {
-    let event = &p.trace.device[w.device as usize];
-    if pure.is_some_and(|p| p.waited > RANK_WAIT) {
-        return Blocker::Rank;
-    }
+    let event = &p.trace.device[work[me].device as usize];
     let stream = before.map(|b| {
         (
             p.trace.device[work[b as usize].device as usize].end,

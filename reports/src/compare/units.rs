@@ -109,10 +109,16 @@ impl<'a> Waits<'a> {
         while gaps.get(self.next).is_some_and(|g| g.end <= from) {
             self.next += 1;
         }
-        match gaps.get(self.next).filter(|g| g.start < to) {
-            Some(gap) => vec![(wait(gap.cause), idle)],
-            None => vec![("launch gaps".to_owned(), idle)],
+        // A wait may have several causes, one after the other.
+        let parts = gaps[self.next..].iter().take_while(|g| g.start < to);
+        let mut waits: Vec<(String, u64)> = parts
+            .map(|g| (wait(g.cause), (g.end.min(to) - g.start.max(from)).0))
+            .collect();
+        let rest = idle.saturating_sub(waits.iter().map(|w| w.1).sum());
+        if rest > 0 {
+            waits.push(("launch gaps".to_owned(), rest));
         }
+        waits
     }
 }
 

@@ -5,11 +5,11 @@ mod snapshot;
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use super::units;
-use shardlab_import::flight::{Divergence, FlightReport, ProgramCheck};
+use shardlab_import::flight::{Divergence, FlightReport, ProgramCheck, list};
 use shardlab_import::{Import, RunImport, Structure};
 use shardlab_plan::record::{Cause, awaited_units};
 use shardlab_plan::units::{count, thousands};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Maximum number of unmatched names and shares that are listed.
@@ -219,54 +219,86 @@ fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
         count(collectives as u64)
     ))?;
     match &report.divergence {
-        None => out.labelled(
-            "ranks",
-            &format!(
-                "agree in all {} collectives that can be compared",
-                count(report.matched)
-            ),
-        )?,
-        Some(found) => {
-            let (title, group, sequence) = match found {
-                Divergence::Different {
-                    group, sequence, ..
-                } => ("ranks issue different collectives", group, sequence),
-                Divergence::Missing {
-                    group, sequence, ..
-                } => ("some ranks do not issue a collective", group, sequence),
-                Divergence::Incomplete {
-                    group, sequence, ..
-                } => ("a collective does not complete", group, sequence),
+        None => {
+            let messages = match report.messages {
+                0 => String::new(),
+                n => format!(" and {}", plural(n as usize, "message")),
             };
-            out.labelled(
-                "diverge",
-                &format!(
-                    "{title}: number {sequence} of process group {group}, after {} that agree",
-                    count(report.matched)
-                ),
-            )?;
-            let rows: Vec<(u32, String)> = match found {
-                Divergence::Different { ranks, .. } | Divergence::Incomplete { ranks, .. } => {
-                    ranks.clone().into_iter().collect()
-                }
-                Divergence::Missing {
-                    issued, missing, ..
-                } => {
-                    let missing = missing
-                        .iter()
-                        .map(|(r, last)| (*r, format!("none; its last is {last}")));
-                    issued.clone().into_iter().chain(missing).collect()
-                }
-            };
-            for (rank, text) in rows {
-                out.labelled(&format!("rank {rank}"), &text)?;
-            }
+            let matched = count(report.matched);
+            let text = format!("agree in all {matched} collectives{messages} that can be compared");
+            out.labelled("ranks", &text)?;
         }
+        Some(found) => diverged(found, report, out)?,
     }
     for check in &report.program {
         program(check, out)?;
     }
     remarks(&[], &report.notes, out)
+}
+
+fn diverged(found: &Divergence, report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
+    let collective = |title: &str, group: &str, sequence: u64| {
+        format!(
+            "{title}: number {sequence} of process group {group}, after {} that agree",
+            count(report.matched)
+        )
+    };
+    let states = |ranks: &BTreeMap<u32, String>| ranks.clone().into_iter().collect();
+    let none = BTreeSet::new();
+    let (text, rows, unknown): (String, Vec<(u32, String)>, _) = match found {
+        Divergence::Different {
+            group,
+            sequence,
+            ranks,
+        } => {
+            let title = "ranks issue different collectives";
+            (collective(title, group, *sequence), states(ranks), &none)
+        }
+        Divergence::Missing {
+            group,
+            sequence,
+            issued,
+            missing,
+            unknown,
+        } => {
+            let title = "some ranks do not issue a collective";
+            let missing = missing
+                .iter()
+                .map(|(r, last)| (*r, format!("none; its last is {last}")));
+            let rows = issued.clone().into_iter().chain(missing).collect();
+            (collective(title, group, *sequence), rows, unknown)
+        }
+        Divergence::Incomplete {
+            group,
+            sequence,
+            ranks,
+            unknown,
+        } => {
+            let title = "a collective does not complete";
+            (collective(title, group, *sequence), states(ranks), unknown)
+        }
+        Divergence::Message {
+            group,
+            sequence,
+            reason,
+            ranks,
+            unknown,
+        } => {
+            let text = format!(
+                "a point-to-point message {reason}: number {sequence} of its two ranks in process group {group}"
+            );
+            (text, states(ranks), unknown)
+        }
+    };
+    out.labelled("diverge", &text)?;
+    for (rank, text) in rows {
+        out.labelled(&format!("rank {rank}"), &text)?;
+    }
+    if !unknown.is_empty() {
+        let text = format!("no record of {}; the others may wait for it", list(unknown));
+        out.labelled("unknown", &text)?;
+    }
+    Ok(())
 }
 
 /// Prints how far a record follows a program.
