@@ -351,9 +351,10 @@ impl Comparison {
                     true => self.options.tolerance.to_string(),
                     false => threshold,
                 };
+                let direction = if change < 0.0 { "faster" } else { "slower" };
                 format!(
-                    "{a} and {b} are equally fast within {within}: {b} {}{interval}.",
-                    relative(change)
+                    "{b} is {} {direction} than {a}, a difference within the tolerance of {within}{interval}.",
+                    percent(change)
                 )
             }
             Verdict::Inconclusive if self.n[0] < 2 || self.n[1] < 2 => format!(

@@ -184,7 +184,7 @@ fn the_error_of_a_step_is_that_of_what_it_consists_of() {
     measured.run.exposed = [(Cause::Host, Picos(100_000_000))].into();
     let text = said(&measured);
     assert!(
-        text.contains("is in exposed time (host): 0.0 ns predicted, 100.0 us measured"),
+        text.contains("is in exposed time (host): 0.0 us predicted, 100.0 us measured"),
         "{text}"
     );
 }

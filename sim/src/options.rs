@@ -74,7 +74,8 @@ impl Options {
             }
             if rank >= world {
                 return Err(format!(
-                    "straggler rank {rank}: the mesh has only {world} ranks"
+                    "straggler rank {rank}: the ranks of the mesh are 0 to {}",
+                    world.saturating_sub(1)
                 ));
             }
             in_range(factor, || {

@@ -277,7 +277,7 @@ mod tests {
         );
         assert!(line.starts_with(&needs), "{line}");
         assert!(
-            line.contains(" if it fit (estimated: from data sheets)"),
+            line.contains(" if it fit (estimated: partly from data sheets)"),
             "{line}"
         );
         assert!(verdict.why.contains("activation"), "{}", verdict.why);

@@ -8,7 +8,8 @@ use crate::predict::{Fit, Prediction};
 use shardlab_plan::config::DocumentLengths;
 use shardlab_plan::ir::{COMPUTE, Role};
 use shardlab_plan::program::Phase;
-use shardlab_plan::record::Cause;
+use shardlab_plan::record::basis::milliseconds;
+use shardlab_plan::record::{Basis, Cause};
 use shardlab_plan::units::{Bytes, Picos, count};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -148,12 +149,21 @@ fn exposed_time(p: &Prediction, groups: &[Group]) -> Option<String> {
         .iter()
         .filter(|g| share(g.total, step) >= WORTH_SAYING)
         .take(3)
-        .map(phrase)
+        .map(|g| phrase(g, run.basis.as_ref()))
         .collect();
     (!parts.is_empty()).then(|| format!("Exposed: {}.", parts.join("; ")))
 }
 
-fn phrase(g: &Group) -> String {
+/// Formats a time as all numbers with this basis are.
+fn shown(time: Picos, basis: Option<&Basis>) -> String {
+    match basis.is_some_and(Basis::is_estimate) {
+        true => milliseconds(time.ms(), basis),
+        false => time.to_string(),
+    }
+}
+
+fn phrase(g: &Group, basis: Option<&Basis>) -> String {
+    let total = shown(g.total, basis);
     let what = &g.awaited.name;
     let phase = g.awaited.phase;
     let times = match g.count {
@@ -170,23 +180,23 @@ fn phrase(g: &Group) -> String {
         Cause::Wire if !g.awaited.collective => "the next kernel needs its result",
         Cause::Wire => "it takes longer than the compute it overlaps with",
         Cause::Contention => "concurrent work slows it down or occupies the SMs",
-        Cause::Tail => return tail(g, &times),
+        Cause::Tail => return tail(g, &total, &times),
         Cause::Straggler => "another rank is late",
     };
     if what == "host" {
-        return format!("{} in {phase}{times} because {because}", g.total);
+        return format!("{total} in {phase}{times} because {because}");
     }
-    format!("{} of {what} in {phase}{times} because {because}", g.total)
+    format!("{total} of {what} in {phase}{times} because {because}")
 }
 
-fn tail(g: &Group, times: &str) -> String {
+fn tail(g: &Group, total: &str, times: &str) -> String {
     let of = match g.awaited.name.as_str() {
         "host" => String::new(),
         name => format!(" of {name}"),
     };
     format!(
-        "{}{of} in {}{times} at the end of the step, with no compute left to hide it",
-        g.total, g.awaited.phase
+        "{total}{of} in {}{times} at the end of the step, with no compute left to hide it",
+        g.awaited.phase
     )
 }
 

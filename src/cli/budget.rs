@@ -2,6 +2,7 @@
 
 use super::args::size;
 use super::output::{Status, say};
+use crate::analysis::basis::step_time;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::units::Bytes;
 
@@ -68,10 +69,8 @@ impl Check {
             all.push(format!("reserves {reserved}, --max-memory allows {most}"));
         }
         if let Some(most) = self.max_step_ms.filter(|ms| p.step_ms() > *ms) {
-            let step = p.step_ms();
-            all.push(format!(
-                "a step takes {step:.2} ms, --max-step-ms allows {most}"
-            ));
+            let step = step_time(p.step_ms(), p.run.basis.as_ref());
+            all.push(format!("a step takes {step}, --max-step-ms allows {most}"));
         }
         all
     }

@@ -51,6 +51,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.out {
         writable("--out", path)?;
     }
+    if args.trace.extension().is_some_and(|e| e == "toml") {
+        let file = args.trace.display();
+        return Err(Failure::bad_input(format_args!(
+            "{file}: a trace of the PyTorch profiler or an execution trace is expected, and TOML files are scenarios; `shardlab sim {file}` predicts one"
+        )));
+    }
     let (facts, notes) = facts_of(&args.trace).map_err(failure)?;
     let preset = match &args.config {
         None => None,

@@ -175,8 +175,8 @@ fn table(gpus: &Gpus, all: &[Training], out: &mut Out) -> Result<(), Failure> {
         "?>parameters",
         "training",
         "fits",
-        "with",
-        ">GiB",
+        "settings",
+        ">reserved GiB",
         ">tokens/s/GPU",
     ]);
     for t in all {
@@ -198,8 +198,8 @@ fn table(gpus: &Gpus, all: &[Training], out: &mut Out) -> Result<(), Failure> {
             } => (
                 "no",
                 needs.map_or_else(
-                    || format!("more than {} GPUs", count(MORE * number_of(gpus))),
-                    |n| format!("{} GPUs", count(n)),
+                    || format!("needs more than {} GPUs", count(MORE * number_of(gpus))),
+                    |n| format!("needs {} GPUs", count(n)),
                 ),
                 needed.gib(),
                 String::new(),

@@ -423,7 +423,7 @@ pub(crate) fn tuned(stage: &Stage) -> Explained {
     found.verdict = (tone, format!("best: {verdict}"));
     found.warnings.clear();
     let mut changes = Table::new(
-        "Changes: what each does, compared with undoing it alone",
+        "Changes, and what undoing each one alone would cost",
         &["option", "today", "best", ">share", "effect"],
     );
     let row = [

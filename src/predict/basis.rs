@@ -95,9 +95,9 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
     match &profile.measured {
         None if program.meta.nodes() > 1 => (
             BasisKind::Estimated,
-            "from data sheets, no step across nodes was measured".to_owned(),
+            "partly from data sheets, no step across nodes was measured".to_owned(),
         ),
-        None => (BasisKind::Estimated, "from data sheets".to_owned()),
+        None => (BasisKind::Estimated, "partly from data sheets".to_owned()),
         Some(m) if program.meta.nodes() > 1 => (
             BasisKind::Estimated,
             format!("kernels measured on {}, no step across nodes was", m.on),

@@ -137,20 +137,27 @@ pub(crate) fn conclusions(answer: &Answer) -> Vec<String> {
             1 => "1 change".to_owned(),
             n => format!("{n} changes"),
         };
-        all.push(format!(
-            "Simplest alternative within the error of the predictions, with {changes}: {} ({} % time, {} % memory).",
-            settings(simpler),
+        let compared = format!(
+            "({} % time, {} % memory)",
             signed(slower, 1),
             signed(100.0 * (more - 1.0), 1)
-        ));
+        );
+        all.push(match simpler.changes {
+            0 => format!("Today's settings are as good within the error of the predictions {compared}."),
+            _ => format!(
+                "Simplest alternative within the error of the predictions, with {changes}: {} {compared}.",
+                settings(simpler)
+            ),
+        });
     }
     let predicted = format!(
         "{} of {} combinations",
         answer.evaluated,
         count(answer.points)
     );
+    let whole = format!("All {} combinations", count(answer.points));
     all.push(match (answer.exact, answer.gap(), answer.bound_ms) {
-        (true, ..) => format!("All {predicted} were predicted: nothing in this space is better by more than 0.5 %."),
+        (true, ..) => format!("{whole} were predicted. None is more than 0.5 % better."),
         (false, Some(gap), Some(bound)) => format!(
             "{predicted} were predicted. No step within the limits is shorter than {} ms (bound): gap {:.1} %.",
             number(bound, 2, best.basis.as_ref()),

@@ -47,10 +47,10 @@ fn the_best_settings_have_reasons_and_a_front() {
     for part in [
         "verdict   fits",
         "next      `shardlab sim small-fsdp2 --set mesh.hardware=h100-80",
-        "Changes: what each does, compared with undoing it alone",
+        "Changes, and what undoing each one alone would cost",
         "fsdp.reshard_after_forward",
         "Pareto front of step time and reserved memory",
-        "combinations were predicted: nothing in this space is better by more than 0.5 %.",
+        "combinations were predicted. None is more than 0.5 % better.",
     ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }

@@ -55,6 +55,9 @@ pub struct ErrorBand {
     pub like: String,
 }
 
+/// Number of runs below which the bound of a band is the error of the worst of them.
+const FEW_RUNS: u32 = 10;
+
 impl Basis {
     /// Returns whether the prediction is an estimate.
     #[must_use]
@@ -66,6 +69,18 @@ impl Basis {
     #[must_use]
     pub fn step_percent(&self) -> Option<f64> {
         self.band.as_ref()?.step_percent
+    }
+
+    /// Returns the bound on the error of the step time, with the number of runs if these are few:
+    /// `± 4.0 %`, `± 2.2 % in 5 runs`; `None` if it is not known.
+    #[must_use]
+    pub fn step_error(&self) -> Option<String> {
+        let bound = format!("± {}", bounded(self.step_percent()?));
+        Some(match self.band.as_ref()?.rows {
+            1 => format!("{bound} in 1 run"),
+            rows if rows < FEW_RUNS => format!("{bound} in {rows} runs"),
+            _ => bound,
+        })
     }
 
     /// Returns the bound on the error of reserved memory in percent, if known.
@@ -87,8 +102,8 @@ impl Basis {
     #[must_use]
     pub fn sentence(&self) -> String {
         let on = self.words();
-        match self.step_percent() {
-            Some(percent) => format!("{on}; step time ± {}", bounded(percent)),
+        match self.step_error() {
+            Some(error) => format!("{on}; step time {error}"),
             None => format!("{on}; error unknown"),
         }
     }
@@ -200,5 +215,7 @@ mod tests {
             basis.sentence(),
             "measured on 4 x NVIDIA H200; step time ± 3.5 %"
         );
+        basis.band = basis.band.map(|band| ErrorBand { rows: 5, ..band });
+        assert_eq!(basis.step_error().unwrap(), "± 3.5 % in 5 runs");
     }
 }

@@ -3,6 +3,7 @@
 use super::error::ScenarioError;
 use super::keys::{Key, SECTIONS};
 use super::merge::{Document, LONGEST_TEXT};
+use super::presets::PRESETS;
 use super::shipped;
 use super::source::Source;
 use super::value::{Datum, Entry, Origin, Value, convert, syntax_error};
@@ -148,6 +149,11 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
     }
     match read(path) {
         Ok(text) => Ok((Place::Disk(path.to_owned()), source_on_disk(path, &text))),
+        Err(_)
+            if !path.exists() && path.components().count() == 1 && path.extension().is_none() =>
+        {
+            Err(unknown_name(&shown))
+        }
         Err(reason) => {
             let error = ScenarioError::file_only(shown, reason);
             let names = shipped::shipped().iter().map(|(n, _)| *n);
@@ -159,6 +165,28 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
             })
         }
     }
+}
+
+/// Reports a name that is neither that of a file nor that of a shipped scenario.
+fn unknown_name(name: &str) -> ScenarioError {
+    let is_preset = name != "none" && PRESETS.contains(&name);
+    let near = nearest(name, shipped::shipped().iter().map(|(n, _)| *n));
+    let similar = near.map(|near| format!("a shipped scenario has a similar name: {near}"));
+    let help = match (is_preset, similar) {
+        (true, similar) => {
+            let other = similar.map_or_else(String::new, |s| format!("; {s}"));
+            format!(
+                "{name} is a model: write preset = \"{name}\" into [model] of a scenario{other}"
+            )
+        }
+        (false, Some(similar)) => similar,
+        (false, None) => "`shardlab scenarios` lists the shipped ones".to_owned(),
+    };
+    ScenarioError::file_only(
+        name.to_owned(),
+        "no such file or shipped scenario".to_owned(),
+    )
+    .with_help(help)
 }
 
 fn source_on_disk(path: &Path, text: &str) -> Source {

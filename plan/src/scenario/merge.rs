@@ -293,6 +293,9 @@ impl Document {
         let error = self
             .error(at, format!("unknown key `{name}` in [{section}]"))
             .of(ScenarioErrorKind::Unknown);
+        if let Some(what) = not_modeled(section, name) {
+            return Err(error.with_help(format!("{what} is not modeled")));
+        }
         if let Some(home) = Key::named(name) {
             return Err(error.with_help(format!("`{name}` belongs in [{}]", home.info().section)));
         }
@@ -575,4 +578,18 @@ fn about(text: &str) -> String {
         .map_while(|l| l.strip_prefix('#'))
         .map(|l| l.trim_start_matches('#').trim());
     comments.collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+/// Returns the kind of parallelism that a key of other frameworks asks for, if it is not modeled.
+fn not_modeled(section: &str, name: &str) -> Option<&'static str> {
+    match (section, name) {
+        ("mesh", "pp" | "pipeline_parallel_degree" | "pipeline_model_parallel_size") => {
+            Some("pipeline parallelism")
+        }
+        ("mesh", "cp" | "context_parallel_degree" | "context_parallel_size") => {
+            Some("context parallelism")
+        }
+        ("mesh", "sp" | "sequence_parallel") => Some("sequence parallelism"),
+        _ => None,
+    }
 }

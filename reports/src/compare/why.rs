@@ -123,10 +123,47 @@ fn signed(pair: [Picos; 2]) -> i128 {
     i128::from(pair[1].0) - i128::from(pair[0].0)
 }
 
-/// Formats a difference: `+3.20 ms`.
-fn delta(pair: [Picos; 2]) -> String {
-    let sign = if pair[1] < pair[0] { '-' } else { '+' };
-    format!("{sign}{}", Picos(pair[0].0.abs_diff(pair[1].0)))
+/// The unit of all times of a sentence.
+#[derive(Clone, Copy)]
+enum SumUnit {
+    Milliseconds,
+    Microseconds,
+}
+
+impl SumUnit {
+    /// Returns the unit for these times, picoseconds: milliseconds if one of them is that long.
+    fn of(terms: impl IntoIterator<Item = i128>) -> Self {
+        let long = |t: i128| t.unsigned_abs() >= 1_000_000_000;
+        match terms.into_iter().any(long) {
+            true => Self::Milliseconds,
+            false => Self::Microseconds,
+        }
+    }
+
+    fn show(self, time: Picos) -> String {
+        match self {
+            Self::Milliseconds => format!("{} ms", units::thousands(time.ms(), 2)),
+            Self::Microseconds => format!("{:.1} us", time.us()),
+        }
+    }
+
+    /// Formats a difference: `+3.20 ms`.
+    fn delta(self, pair: [Picos; 2]) -> String {
+        let sign = if pair[1] < pair[0] { '-' } else { '+' };
+        format!("{sign}{}", self.show(Picos(pair[0].0.abs_diff(pair[1].0))))
+    }
+
+    /// Formats the first term of a sum: `-7.71 ms`.
+    fn leading(self, change: i128) -> String {
+        self.added(change).replacen(' ', "", 1)
+    }
+
+    /// Formats a term of a sum: `- 7.71 ms`.
+    fn added(self, change: i128) -> String {
+        let sign = if change < 0 { '-' } else { '+' };
+        let size = u64::try_from(change.unsigned_abs()).unwrap_or(u64::MAX);
+        format!("{sign} {}", self.show(Picos(size)))
+    }
 }
 
 /// Lists changed options: `fsdp.prefetch_forward: 1 → 0.`
@@ -174,11 +211,13 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
     if !worth(signed(step)) && !worth(signed(exposed)) {
         return None;
     }
+    let compute = signed(pair.breakdown.compute);
+    let unit = SumUnit::of([signed(step), signed(exposed), compute]);
     let causes: Vec<String> = pair
         .exposed
         .iter()
         .filter(|c| worth(signed(c.time)))
-        .map(|c| format!("{} {}", c.cause.name(), delta(c.time)))
+        .map(|c| format!("{} {}", c.cause.name(), unit.delta(c.time)))
         .collect();
     let by = if causes.is_empty() {
         String::new()
@@ -189,11 +228,10 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
         return sides
             .iter()
             .all(|s| !s.run.exposed.is_empty())
-            .then(|| format!("Exposed time: {}{by}.", delta(exposed)));
+            .then(|| format!("Exposed time: {}{by}.", unit.delta(exposed)));
     }
     let measured = pair.runs.iter().any(|r| r.kind != RunKind::Sim.name());
     let which = if measured { "Recorded step: " } else { "" };
-    let compute = signed(pair.breakdown.compute);
     // Pauses between kernels that are too short to count as exposed.
     let other = signed(step) - signed(exposed) - compute;
     let terms = [
@@ -206,27 +244,15 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
         .filter(|(change, _)| change.unsigned_abs() >= NEGLIGIBLE)
         .enumerate()
         .map(|(i, (change, name))| match i {
-            0 => format!("{} {name}", leading(change)),
-            _ => format!("{} {name}", added(change)),
+            0 => format!("{} {name}", unit.leading(change)),
+            _ => format!("{} {name}", unit.added(change)),
         })
         .collect();
-    (!terms.is_empty()).then(|| format!("{which}{} = {}.", delta(step), terms.join(" ")))
+    (!terms.is_empty()).then(|| format!("{which}{} = {}.", unit.delta(step), terms.join(" ")))
 }
 
 /// Smallest term of a sum that is shown: 10 us, in picoseconds.
 const NEGLIGIBLE: u128 = 10_000_000;
-
-/// Formats the first term of a sum: `-7.71 ms`.
-fn leading(change: i128) -> String {
-    added(change).replacen(' ', "", 1)
-}
-
-/// Formats a term of a sum: `- 7.71 ms`.
-fn added(change: i128) -> String {
-    let sign = if change < 0 { '-' } else { '+' };
-    let size = u64::try_from(change.unsigned_abs()).unwrap_or(u64::MAX);
-    format!("{sign} {}", Picos(size))
-}
 
 /// Describes a wait: `all_gather in forward: A waits 5.82 ms, B 38.38 ms (34 times), because …. A
 /// prefetches 32 of 33, B none.`
@@ -355,6 +381,7 @@ fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> Strin
     let worst = worst.map_or_else(String::new, |(name, time)| {
         let step_ms = p.step_error * sides[p.measured].step_ms();
         let of_step = Picos(time[0].0.abs_diff(time[1].0)).ms() / step_ms.abs();
+        let unit = SumUnit::of(time.map(|t| i128::from(t.0)));
         let share = if of_step > 0.5 {
             "Most of"
         } else {
@@ -362,8 +389,8 @@ fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> Strin
         };
         format!(
             " {share} the error is in {name}: {} predicted, {} measured.",
-            time[1 - p.measured],
-            time[p.measured]
+            unit.show(time[1 - p.measured]),
+            unit.show(time[p.measured])
         )
     });
     let [predicted, measured] = [1 - p.measured, p.measured].map(|i| sides[i].step_ms());
@@ -384,7 +411,9 @@ fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> Strin
         }
     });
     format!(
-        "Step time: {predicted:.2} ms predicted, {measured:.2} ms measured{interval}: the prediction is {} % off.{worst}",
+        "Step time: {} ms predicted, {} ms measured{interval}: the prediction is {} % off.{worst}",
+        units::thousands(predicted, 2),
+        units::thousands(measured, 2),
         units::signed(100.0 * p.step_error, 1)
     )
 }

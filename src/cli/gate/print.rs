@@ -65,14 +65,11 @@ fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
     let of = |s: Status| v.findings.iter().filter(|f| f.status == s).count();
     let mut about = match v.failures.len() {
         0 => format!("{} comparisons", v.findings.len()),
-        n => {
-            let s = if n == 1 { "" } else { "s" };
-            let failing = v.failing().count();
-            format!(
-                "{n} failure{s}: {failing} of {} comparisons",
-                v.findings.len()
-            )
-        }
+        _ => format!(
+            "{} of {} comparisons failed",
+            v.failing().count(),
+            v.findings.len()
+        ),
     };
     for status in [Status::Inconclusive, Status::Skipped] {
         if of(status) > 0 {

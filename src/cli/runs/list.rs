@@ -21,7 +21,9 @@ pub(super) fn run(args: &Args, store: &Store, out: &mut Out) -> Result<Status, F
     } else if runs.is_empty() {
         let dir = store.dir().display();
         out.line(if empty {
-            format!("no runs in {dir}; `shardlab sim --save` and `shardlab exec` save theirs")
+            format!(
+                "no saved runs in {dir}; `shardlab exec` saves its runs, `shardlab sim --save` a prediction"
+            )
         } else {
             format!("no run in {dir} matches")
         })?;

@@ -9,7 +9,7 @@ use crate::analysis::warnings::{self, Warning};
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::ir::AxisId;
-use shardlab_plan::record::basis::{bounded, milliseconds};
+use shardlab_plan::record::basis::milliseconds;
 use shardlab_plan::record::{Cause, Clock, Run};
 use shardlab_plan::units::{Bytes, Picos, count, short_count};
 use shardlab_plan::{Program, Scenario};
@@ -91,8 +91,8 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
         return heading;
     };
     let word = basis.kind.word();
-    match basis.step_percent() {
-        Some(percent) => format!("{heading} ({word}, ± {})", bounded(percent)),
+    match basis.step_error() {
+        Some(error) => format!("{heading} ({word}, {error})"),
         None => format!("{heading} ({word}, error unknown)"),
     }
 }

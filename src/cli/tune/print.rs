@@ -11,9 +11,10 @@ use crate::predict::Prediction;
 use crate::tune::{Answer, Largest, Proposal, Size, words};
 use serde_json::json;
 use shardlab_plan::record::basis::number;
+use shardlab_plan::units::count;
 
 /// Titles of the tables.
-pub(super) const CHANGES: &str = "Changes: what each does, compared with undoing it alone";
+pub(super) const CHANGES: &str = "Changes, and what undoing each one alone would cost";
 pub(super) const FRONT: &str = "Pareto front of step time and reserved memory";
 pub(super) const FRONT_HEAD: [&str; 3] = [">ms", ">GiB", "changes"];
 
@@ -157,15 +158,21 @@ pub(super) fn largest(
         };
         let sized = |n: Option<u64>| match n {
             None => "nothing fits".to_owned(),
-            Some(n) if Some(n) == limit => format!("{n} {unit} (the model's limit)"),
+            Some(n) if Some(n) == limit => format!("{} {unit} (the model's limit)", count(n)),
             Some(1) => format!("1 {}", unit.trim_end_matches('s')),
-            Some(n) => format!("{n} {unit}"),
+            Some(n) => format!("{} {unit}", count(n)),
         };
-        out.labelled("today's", &format!("settings: {}", sized(found.today)))?;
+        out.labelled(
+            "today",
+            &format!("{} with today's settings", sized(found.today)),
+        )?;
         let lean = found.lean.as_ref();
         out.labelled(
             "leanest",
-            &format!("settings: {}", sized(lean.map(|l| l.0))),
+            &format!(
+                "{} with the settings that need the least memory",
+                sized(lean.map(|l| l.0))
+            ),
         )?;
         if let Some((_, set, score)) = lean {
             if !set.is_empty() {

@@ -104,7 +104,7 @@ fn proposals(answer: &Answer) -> Vec<Proposal> {
 
 fn tables(answer: &Answer, best: &Prediction) -> Vec<Table> {
     let mut changes = Table::new(
-        "Changes: what each does, compared with undoing it alone",
+        "Changes, and what undoing each one alone would cost",
         &words::CHANGED,
     );
     for row in words::changed(answer) {

@@ -137,6 +137,21 @@ fn files_that_are_not_there_or_no_text() {
             Some("a shipped scenario has a similar name: llama3-8b-4xh200")
         )
     );
+    // A name, not a path: the help says where names come from.
+    for (name, help) in [
+        ("nosuch", "`shardlab scenarios` lists the shipped ones"),
+        (
+            "qwen3-8b",
+            "qwen3-8b is a model: write preset = \"qwen3-8b\" into [model] of a scenario",
+        ),
+    ] {
+        let e = load(name.as_ref(), &[]).unwrap_err();
+        assert_eq!(e.message(), "no such file or shipped scenario");
+        assert_eq!(e.help(), Some(help));
+    }
+    let e = load("llama3-8b-4xh200".as_ref(), &["mesh.pp=2".to_owned()]).unwrap_err();
+    assert_eq!(e.message(), "unknown key `pp` in [mesh]");
+    assert_eq!(e.help(), Some("pipeline parallelism is not modeled"));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::Facts;
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::Limits;
+use shardlab_plan::units::thousands;
 use std::collections::BTreeSet;
 
 /// Maximum number of causes that are listed.
@@ -75,7 +76,7 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Fi
 pub(super) fn ms(ps: f64) -> String {
     let ms = ps / 1e9;
     if ms.abs() >= 1.0 {
-        format!("{ms:.2} ms")
+        format!("{} ms", thousands(ms, 2))
     } else {
         format!("{ms:.4} ms")
     }
