@@ -26,7 +26,7 @@ pub(crate) use tree::Tree;
 use crate::kineto::{DeviceEvent, Launch, Trace};
 use classes::Class;
 use shardlab_plan::program::Phase;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Number of operators around a launch that determine its kind.
 const AROUND: usize = 6;
@@ -77,6 +77,30 @@ pub struct Prefetch {
     pub forward: Option<u32>,
     /// The same for backward.
     pub backward: Option<u32>,
+}
+
+/// Returns the steps of a file that was cut off whose device work is incomplete. It follows the
+/// operators that launch it. The last step that has some lacks the rest, and later steps lack all
+/// of it. The profiler writes buffers of device work out of order, so earlier steps may lack some,
+/// too: one of their matmuls has no kernel then.
+fn incomplete(trace: &Trace, work: &[Placed], host: &[Option<Place>], steps: usize) -> Vec<usize> {
+    let last = work.iter().map(|w| w.place.step as usize).max();
+    let mut found: BTreeSet<usize> = (last.unwrap_or(0)..steps).collect();
+    let launched: BTreeSet<u32> = work.iter().filter_map(|w| w.operator).collect();
+    for (i, (event, place)) in trace.host.iter().zip(host).enumerate() {
+        let is_matmul = matches!(
+            trace.name(event.name),
+            "aten::mm" | "aten::addmm" | "aten::bmm"
+        );
+        if let Some(place) = place
+            && is_matmul
+            && !launched.contains(&(i as u32))
+        {
+            found.insert(place.step as usize);
+        }
+    }
+    found.retain(|&step| step < steps);
+    found.into_iter().collect()
 }
 
 /// Finds the place of every piece of device work.
@@ -153,11 +177,8 @@ pub fn attribute(trace: &Trace) -> Attributed {
         });
     }
     if trace.is_cut_off {
-        // Device work is in the file in order of time, after the operators that launch it. The last
-        // step that has some lacks the rest, and later steps lack all of it.
-        let last = work.iter().map(|w: &Placed| w.place.step).max();
-        for step in steps.all.iter_mut().skip(last.unwrap_or(0) as usize) {
-            step.is_cut_off = true;
+        for step in incomplete(trace, &work, &places.host, steps.all.len()) {
+            steps.all[step].is_cut_off = true;
         }
     }
     units::strip_common(&mut units);

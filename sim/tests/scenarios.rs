@@ -2,7 +2,7 @@
 
 use shardlab_plan::ir::{COMPUTE, CollectiveKind};
 use shardlab_plan::program::{Op, Program, Rule, SectionKind};
-use shardlab_plan::record::Run;
+use shardlab_plan::record::{Run, Span};
 use shardlab_plan::scenario;
 use shardlab_plan::units::Picos;
 use shardlab_sim::{Options, Profile, hardware, simulate};
@@ -79,7 +79,13 @@ fn symmetric_ranks_of_a_real_step() {
         },
     );
     assert_eq!(one.step_samples, all.step_samples);
-    assert!(one.spans == all.spans && one.exposed == all.exposed);
+    // The recorded step is not the same one: a single rank becomes periodic earlier or later.
+    let within = |run: &Run| -> Vec<[Picos; 4]> {
+        let from = run.recorded_from;
+        let times = |s: &Span| [s.issued, s.ready, s.start, s.end].map(|t| t.saturating_sub(from));
+        run.spans.iter().map(times).collect()
+    };
+    assert!(within(&one) == within(&all) && one.exposed == all.exposed);
 }
 
 /// The 1.5 B model of the measured peers under FSDP2, eager, with micro-batch 2: 178.0 ms on one

@@ -12,7 +12,9 @@ use shardlab_sim::synthetic::{Shape, fsdp};
 use shardlab_sim::{Options, Profile, hardware, simulate, simulate_light};
 
 fn h200() -> Profile {
-    hardware::load("h200-nvlink").unwrap()
+    let mut profile = hardware::load("h200-nvlink").unwrap();
+    profile.scale = None;
+    profile
 }
 
 #[test]

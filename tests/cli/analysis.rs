@@ -92,7 +92,12 @@ fn what_ifs_say_what_sim_says() {
             &format!("{part}=2"),
         ])[0];
         assert_eq!(twice["step_ms"], run["step_ms"]["median"], "{part}");
-        assert!(twice["step_ms"].as_f64() > e["step_ms"].as_f64(), "{part}");
+        // The host determines this step, and collectives take less time than it does.
+        let same = part == "collectives" && twice["step_ms"] == e["step_ms"];
+        assert!(
+            same || twice["step_ms"].as_f64() > e["step_ms"].as_f64(),
+            "{part}"
+        );
         assert_eq!(run["environment"]["slower"], format!("{part}=2"));
     }
     // Copies to and from the host are separate from collectives; only offloading has any.
@@ -173,10 +178,8 @@ fn the_text_leads_with_the_answer() {
     );
     for text in [&all, &short] {
         assert_narrow(text);
-        assert!(
-            text.lines().nth(2).unwrap().starts_with("verdict   fits"),
-            "{text}"
-        );
+        let mut first = text.lines().take(4);
+        assert!(first.any(|l| l.starts_with("verdict   fits")), "{text}");
     }
     for hidden in ["Not possible:", "Compile modes", "fsdp.policy="] {
         assert!(!short.contains(hidden), "{hidden} in {short}");

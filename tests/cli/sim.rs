@@ -431,7 +431,8 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
         (run["step_ms"]["median"].clone(), run["environment"].clone())
     };
     let (scaled, environment) = step(&["--set", &own]);
-    assert_eq!(environment["scale"], "collectives=1.5");
+    // The shipped profile has a factor for the host.
+    assert_eq!(environment["scale"], "host=1.2 collectives=1.5");
     assert_eq!(scaled, step(&["--scale=collectives=1.5"]).0);
     // The factors multiply, up to the precision of f64.
     assert_eq!(
