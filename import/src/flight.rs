@@ -231,6 +231,21 @@ impl Entry {
         )
     }
 
+    /// Returns whether nothing says that it started or completed. NCCL updates states: before its
+    /// first collective starts, all of them are scheduled.
+    fn has_no_state(&self) -> bool {
+        self.state == "scheduled" && !self.is_retired && !self.is_of_nccl()
+    }
+
+    /// Returns the state for the reader.
+    fn shown_state(&self) -> &str {
+        if self.is_completed() {
+            "completed"
+        } else {
+            &self.state
+        }
+    }
+
     /// Returns whether the recorder has seen it complete.
     fn is_completed(&self) -> bool {
         // Other backends do not update the state, but retire what has completed. NCCL's watchdog

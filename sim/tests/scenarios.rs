@@ -80,10 +80,16 @@ fn symmetric_ranks_of_a_real_step() {
     );
     assert_eq!(one.step_samples, all.step_samples);
     // The recorded step is not the same one: a single rank becomes periodic earlier or later.
-    let within = |run: &Run| -> Vec<[Picos; 4]> {
-        let from = run.recorded_from;
-        let times = |s: &Span| [s.issued, s.ready, s.start, s.end].map(|t| t.saturating_sub(from));
-        run.spans.iter().map(times).collect()
+    let within = |run: &Run| -> Vec<Span> {
+        let since = |t: Picos| t.saturating_sub(run.recorded_from);
+        let shifted = |s: &Span| Span {
+            issued: since(s.issued),
+            ready: since(s.ready),
+            start: since(s.start),
+            end: since(s.end),
+            ..*s
+        };
+        run.spans.iter().map(shifted).collect()
     };
     assert!(within(&one) == within(&all) && one.exposed == all.exposed);
 }

@@ -122,8 +122,7 @@ impl Family<'_> {
         }
         let entries = || self.ranks.iter().flat_map(|(_, e)| e.values().flatten());
         let mut completion = Completion::Recorded;
-        // NCCL updates states. Before its first collective starts, all of them are scheduled.
-        if entries().all(|e| e.state == "scheduled" && !e.is_retired && !e.is_of_nccl()) {
+        if entries().all(|e| e.has_no_state()) {
             completion = Completion::NotRecorded;
             report.notes.push(format!(
                 "process group {}: its backend does not record what completes; only the order and sizes of collectives are compared",
@@ -226,12 +225,10 @@ impl Family<'_> {
         }
         let states = issued.iter().map(|(rank, entries)| {
             let entry = of_group(entries);
-            let state = if entry.is_completed() {
-                "completed"
-            } else {
-                &entry.state
-            };
-            (*rank, format!("{state} {}", entry.describe()))
+            (
+                *rank,
+                format!("{} {}", entry.shown_state(), entry.describe()),
+            )
         });
         Some(Divergence::Incomplete {
             group: self.label.clone(),

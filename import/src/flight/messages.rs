@@ -34,7 +34,7 @@ pub(super) fn compare(
         for same in own.chunk_by(|a, b| a.sequence == b.sequence) {
             let state = of_group(same);
             states.push(state);
-            // The group's end is no message.
+            // The end of a coalesced group is not a message.
             for &entry in same.iter().filter(|e| !e.ends_group()) {
                 let Some((pair, receives)) = ends(&entry.name, members) else {
                     unread += 1;
@@ -55,9 +55,7 @@ pub(super) fn compare(
             "process group {label}: {unread} point-to-point messages name no other rank and are not compared"
         ));
     }
-    let recorded = !states
-        .iter()
-        .all(|e| e.state == "scheduled" && !e.is_retired && !e.is_of_nccl());
+    let recorded = !states.iter().all(|e| e.has_no_state());
     let mut first = None;
     let mut uncounted = 0;
     for (pair, [sends, receives]) in &pairs {
@@ -134,11 +132,7 @@ impl Each<'_> {
             } else {
                 self.pair.1
             };
-            let state = if side.state.is_completed() {
-                "completed"
-            } else {
-                &side.state.state
-            };
+            let state = side.state.shown_state();
             ranks.insert(rank, format!("{state} {}", side.entry.describe()));
         }
         for rank in [self.pair.0, self.pair.1] {
