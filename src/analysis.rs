@@ -11,6 +11,7 @@ pub mod experts;
 pub mod exposed;
 pub mod float8;
 mod misaligned;
+pub(crate) mod options;
 pub mod pareto;
 pub mod path;
 pub mod peak;

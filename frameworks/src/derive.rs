@@ -1,32 +1,24 @@
 //! Derives what several keys decide together: mesh, batch, engine, precision and model.
 
 mod architecture;
-mod automodel;
-mod defaults;
 mod engine;
 mod experts;
+mod frameworks;
 mod graphs;
-mod litgpt;
-mod llm_foundry;
 mod mesh;
 mod precision;
 mod recompute;
-mod veomni;
-mod verl;
-mod vision;
 
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
 pub(crate) use graphs::CAPTURED;
 
+use self::frameworks::Rules;
 use crate::Options;
 use crate::adapters::Targets;
 use crate::convert::REFERENCE;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
-use crate::formats::{
-    LITGPT, LLM_FOUNDRY, NEMO_NAME as NEMO, NO_TRAINING, TORCHTUNE, VEOMNI, VERL,
-};
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status};
@@ -50,96 +42,108 @@ const PER_NODE: u64 = 8;
 /// Fails if sizes contradict one another, or if neither the files nor the options give a value that
 /// is needed.
 pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
-    let accelerated = reader.formats.iter().any(|f| f.accelerated);
-    if is(&reader.formats, &TORCHTUNE) {
-        without_training(&mut reader.draft);
+    let rules = frameworks::rules(&reader.formats);
+    for of in &rules {
+        (of.refuse)(&mut reader.draft);
     }
-    if let Err(error) = find_model(reader, options) {
+    if let Err(error) = find_model(reader, &rules, options) {
         // A job that cannot be predicted needs no model.
         return Err(reader.draft.refusal().unwrap_or(error));
     }
-    let draft = &mut reader.draft;
-    defaults::decide(draft, &reader.formats)?;
-    if is(&reader.formats, &LLM_FOUNDRY) {
-        llm_foundry::decide(draft)?;
+    let (draft, formats) = (&mut reader.draft, &reader.formats);
+    for of in &rules {
+        (of.defaults)(draft)?;
     }
-    if is(&reader.formats, &LITGPT) {
-        litgpt::defaults(draft)?;
+    let ranks = sizes(draft, formats, options)?;
+    layout(draft, &rules, ranks)?;
+    trained(draft, &rules, formats)?;
+    let accelerated = formats.iter().any(|f| f.accelerated);
+    let engine = engine::decide(draft, formats, accelerated)?;
+    graphs::decide(draft)?;
+    precision::decide(draft, engine, formats)?;
+    precision::float8(draft)?;
+    for of in &rules {
+        (of.last)(draft)?;
     }
-    if is(&reader.formats, &VERL) {
-        verl::decide(draft)?;
-    }
-    if is(&reader.formats, &VEOMNI) {
-        veomni::decide(draft)?;
-    }
-    for format in &reader.formats {
-        // The fallbacks for other keys depend on the steps below.
-        for default in format
-            .defaults
-            .iter()
-            .filter(|d| d.key == "train.micro_batch")
-        {
-            if draft.fact(Fact::GlobalBatch).is_none() {
-                draft.assume(default.key, default.value, default.why);
-            }
+    fallbacks(draft, formats, accelerated);
+    unused(draft);
+    draft.share();
+    mark(&mut draft.rows);
+    Ok(())
+}
+
+/// Decides the sizes of the model and the mesh. Returns the number of data-parallel ranks.
+fn sizes(
+    draft: &mut Draft,
+    formats: &[&'static Format],
+    options: &Options,
+) -> Result<u64, ConfigError> {
+    // The other fallbacks come last: they depend on what is decided until then.
+    let fallbacks = formats.iter().flat_map(|f| f.defaults);
+    for default in fallbacks.filter(|d| d.key == "train.micro_batch") {
+        if draft.fact(Fact::GlobalBatch).is_none() {
+            draft.assume(default.key, default.value, default.why);
         }
     }
     packed_length(draft)?;
-    if reader
-        .formats
-        .iter()
-        .any(|f| f.engine == Some(Engine::MegatronOptimizer))
-    {
+    let megatron = Some(Engine::MegatronOptimizer);
+    if formats.iter().any(|f| f.engine == megatron) {
         architecture::decide(draft)?;
     }
     experts::model(draft)?;
     let ranks = mesh::decide(draft, options)?;
-    experts::dispatch(draft, &reader.formats)?;
-    defaults::accumulation(draft, &reader.formats, ranks);
-    llm_foundry::micro_batch(draft, ranks)?;
-    llm_foundry::attention(draft)?;
+    experts::dispatch(draft, formats)?;
+    Ok(ranks)
+}
+
+/// Decides the batch, what is sharded, recomputed and compiled.
+fn layout(draft: &mut Draft, rules: &[&Rules], ranks: u64) -> Result<(), ConfigError> {
+    for of in rules {
+        (of.batch)(draft, ranks)?;
+    }
     batch(draft, ranks)?;
     pairs(draft)?;
-    if is(&reader.formats, &LITGPT) {
-        litgpt::sharding(draft, ranks)?;
-    }
-    if is(&reader.formats, &VEOMNI) {
-        veomni::sharding(draft, ranks)?;
+    for of in rules {
+        (of.sharding)(draft, ranks)?;
     }
     recompute::whole_blocks(draft)?;
     recompute::layers(draft)?;
     recompute::compilation(draft)?;
-    let composer = is(&reader.formats, &LLM_FOUNDRY);
-    recompute::reentrant(draft, composer)?;
-    adapters(draft, reader.formats.iter().any(|f| f.open))?;
-    vision::freeze(draft, &reader.formats)?;
+    let wrappers = rules.iter().any(|of| of.reentrant_wrappers);
+    recompute::reentrant(draft, wrappers)
+}
+
+/// Decides what is trained, and the types of frozen weights.
+fn trained(
+    draft: &mut Draft,
+    rules: &[&Rules],
+    formats: &[&'static Format],
+) -> Result<(), ConfigError> {
+    adapters(draft, formats.iter().any(|f| f.open))?;
     packed_weights(draft)?;
-    if reader.formats.iter().any(|f| f.name == NEMO) {
-        automodel::decide(draft)?;
+    for of in rules {
+        (of.model)(draft)?;
     }
-    let engine = engine::decide(draft, &reader.formats, accelerated)?;
-    graphs::decide(draft)?;
-    precision::decide(draft, engine, &reader.formats)?;
-    precision::float8(draft)?;
-    if reader.formats.iter().any(|f| f.name == NEMO) {
-        automodel::ignore_experts(draft)?;
+    Ok(())
+}
+
+/// Sets the keys that are still not set to the frameworks' fallbacks.
+fn fallbacks(draft: &mut Draft, formats: &[&'static Format], accelerated: bool) {
+    let all = formats.iter().flat_map(|f| f.defaults);
+    for default in all.filter(|d| d.key != experts::DISPATCHER) {
+        draft.assume(default.key, default.value, default.why);
     }
-    for format in &reader.formats {
-        let defaults = format.defaults.iter();
-        for default in defaults.filter(|d| d.key != experts::DISPATCHER) {
-            draft.assume(default.key, default.value, default.why);
-        }
-    }
-    if !reader.formats.is_empty() && draft.value(LENGTH).is_none() {
+    if !formats.is_empty() && draft.value(LENGTH).is_none() {
         unsaid_length(draft);
     }
     if accelerated {
-        draft.assume(
-            "model.implementation",
-            quoted("transformers"),
-            "such jobs train models of transformers",
-        );
+        let why = "such jobs train models of transformers";
+        draft.assume("model.implementation", quoted("transformers"), why);
     }
+}
+
+/// Drops keys that have no effect with the other ones.
+fn unused(draft: &mut Draft) {
     if draft.value("model.implementation") != Some("\"transformers\"") {
         for key in ["lora.lora_dropout", "model.attn_implementation"] {
             draft.unset(key, Lack::Accuracy, FUSED);
@@ -148,39 +152,21 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     if draft.value("train.lr_schedule") != Some("\"cosine\"") {
         draft.unset("train.min_lr", Lack::Nothing, SCHEDULE);
     }
-    draft.share();
-    for row in &mut draft.rows {
-        if row.status == Status::Used && row.settings.is_empty() && row.why.is_none() {
-            row.status = Status::NoCounterpart(Lack::Nothing);
-            let off = matches!(row.value.as_str(), "false" | "False" | "0");
-            let why = if off {
-                "off"
-            } else {
-                "has no effect in this job"
-            };
-            row.why = Some(why.to_owned());
-        }
-    }
-    Ok(())
 }
 
-/// Returns whether one of the files has a format.
-fn is(formats: &[&'static Format], format: &Format) -> bool {
-    formats.iter().any(|f| f.name == format.name)
-}
-
-/// Refuses torchtune's recipe that quantizes a model. Recipes for quantization-aware training have
-/// a quantizer, too, and an optimizer.
-fn without_training(draft: &mut Draft) {
-    let under = |section: &str| {
-        let mut rows = draft.rows.iter();
-        rows.position(|r| r.key.split('.').next() == Some(section))
-    };
-    let trains = ["optimizer", "loss", "dataset"];
-    if let Some(row) = under("quantizer")
-        && trains.iter().all(|section| under(section).is_none())
-    {
-        draft.none(row, Lack::Everything, NO_TRAINING);
+/// Notes of rows without settings that they have no effect.
+fn mark(rows: &mut [Row]) {
+    let unset =
+        |row: &&mut Row| row.status == Status::Used && row.settings.is_empty() && row.why.is_none();
+    for row in rows.iter_mut().filter(unset) {
+        let off = matches!(row.value.as_str(), "false" | "False" | "0");
+        let why = if off {
+            "off"
+        } else {
+            "has no effect in this job"
+        };
+        row.status = Status::NoCounterpart(Lack::Nothing);
+        row.why = Some(why.to_owned());
     }
 }
 
@@ -420,7 +406,7 @@ fn sized(draft: &mut Draft, named: &NamedModel) -> Result<(), ConfigError> {
 }
 
 /// Finds the model on this machine, or a shipped preset with its shapes.
-fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
+fn find_model(reader: &mut Reader, rules: &[&Rules], options: &Options) -> Result<(), ConfigError> {
     let draft = &mut reader.draft;
     if let Some(path) = &options.model {
         let Some(file) = model::config_in(path) else {
@@ -446,8 +432,8 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
         return Ok(());
     }
     if let Some(named) = draft.config.clone().or(draft.model.clone()) {
-        let overrides = is(&reader.formats, &LLM_FOUNDRY) || is(&reader.formats, &VEOMNI);
-        if draft.value("model.layers").is_some() && !overrides {
+        let resizes = rules.iter().any(|of| of.resizes_models);
+        if draft.value("model.layers").is_some() && !resizes {
             return sized(draft, &named);
         }
         let cache = options.cache.as_deref();

@@ -28,7 +28,7 @@ pub(crate) use litgpt::{Command as LitGptCommand, LITGPT, LITGPT_SCRIPT, litgpt_
 pub(crate) use llama_factory::LLAMA_FACTORY;
 pub(crate) use llm_foundry::{FUSED_LOSS, LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT, UPCAST};
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
-pub(crate) use nemo::{NAME as NEMO_NAME, NEMO, NEMO_SCRIPT};
+pub(crate) use nemo::{NEMO, NEMO_SCRIPT};
 pub(crate) use peft::PEFT;
 pub(crate) use script::{
     LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, nested_names,

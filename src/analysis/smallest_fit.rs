@@ -1,6 +1,7 @@
 //! Finds the smallest change that makes a job fit: one option, or else two, or else three.
 
-use super::whatif::{self, Change, Effect, Load, OFFLOADS, WhatIf, is_settable};
+use super::options::{self, OFFLOAD};
+use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
@@ -283,8 +284,8 @@ fn moves(base: &Scenario) -> Vec<Move> {
     if base.mesh.dp_outer > 1 && base.fsdp.outer_strategy == OuterStrategy::NoShard {
         one("outer", &["fsdp.outer_strategy=optim"]);
     }
-    for state in &OFFLOADS[1..] {
-        one("offload", &[&format!("fsdp.offload={state}")]);
+    for state in options::values(OFFLOAD).skip(1) {
+        one("offload", &[&format!("{OFFLOAD}={state}")]);
     }
     let sharded = whatif::mesh(base).into_iter();
     let more = |change: &Change| {

@@ -1,5 +1,6 @@
 //! The predicted effect of each option.
 
+use super::options::{self, GATHERS_OF_CODES, SAVED_CODES};
 use super::shapes;
 use super::verdict::HEADROOM;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
@@ -9,7 +10,7 @@ use shardlab_plan::config::{
     Dispatcher, Float8Recipe, Fsdp, IgnoredParams, OuterStrategy, PolicyKind, Recompute,
     RecomputeLayers, RowShortage,
 };
-use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
+use shardlab_plan::scenario::{BatchUnit, ScenarioError};
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Profile;
 
@@ -165,75 +166,6 @@ pub(crate) struct WhatIf {
     pub effect: Result<Effect, PredictError>,
 }
 
-/// State that can be kept in host memory: values of `fsdp.offload`, least first.
-pub(crate) const OFFLOADS: [&str; 3] = [
-    "[]",
-    "[\"optimizer\"]",
-    "[\"params\", \"grads\", \"optimizer\"]",
-];
-
-/// Key that gathers the same codes in another way. The results of layers do not change.
-pub(crate) const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
-/// Key that saves the same codes for backward. The results of layers do not change.
-pub(crate) const SAVED_CODES: &str = "precision.float8_saved";
-
-/// Keys for which every value is tried.
-const ALL_VALUES: [&str; 24] = [
-    "fsdp.policy",
-    "fsdp.strategy",
-    "fsdp.reshard_root",
-    "fsdp.reshard_after_backward",
-    "fsdp.gradient_sync",
-    "fsdp.async_reduce",
-    "fsdp.separate_communicators",
-    "fsdp.copy_engine_all_gather",
-    "fsdp.copy_engine_reduce_scatter",
-    "fsdp.fuse_reduce_into_optimizer",
-    "fsdp.cast_before_all_gather",
-    "fsdp.copy_in_stream",
-    "fsdp.unify_comm_stream",
-    "fsdp.optimizer_in_backward",
-    "fsdp.allocator",
-    "fsdp.expandable_segments",
-    "compile.fuse_projections",
-    "compile.gemm_accumulate",
-    "compile.mix_order_reductions",
-    "compile.gemm_epilogue_fusion",
-    "train.recompute",
-    "train.recompute_layers",
-    "train.loss",
-    GATHERS_OF_CODES,
-];
-
-/// Keys with numbers or many spellings, and the values that are tried.
-const SOME_VALUES: [(&str, &[&str]); 11] = [
-    ("fsdp.units", &["block", "block_and_ends"]),
-    ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
-    ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
-    ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
-    ("fsdp.prefetch_next_step", &["0", "1", "2"]),
-    ("fsdp.reduce_in_flight", &["1", "2", "4"]),
-    (
-        "train.loss_chunk_tokens",
-        &["auto", "1024", "4096", "16384"],
-    ),
-    ("precision.reduce_dtype", &["f32", "bf16"]),
-    (
-        "precision.float8_recipe",
-        &["none", "tensorwise", "rowwise", "blockwise", "mxfp8"],
-    ),
-    ("compile.mode", &["off", "regions", "blocks", "full"]),
-    (
-        "compile.cuda_graph",
-        &[
-            "off",
-            "full_iteration",
-            "[\"block\"]",
-            "[\"attn\", \"mlp\"]",
-        ],
-    ),
-];
-
 /// Returns 8-bit recipes with gathers of codes, and with codes saved for backward. Without a
 /// recipe, these keys have no effect, so they are not tried alone.
 fn codes(base: &Scenario) -> Vec<Change> {
@@ -309,21 +241,8 @@ pub(crate) fn improvements<'a>(
 /// Returns the changes to try on a scenario.
 #[must_use]
 pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
-    let mut all = Vec::new();
-    for path in ALL_VALUES {
-        let values = keys()
-            .iter()
-            .filter(|k| {
-                path.strip_prefix(k.section)
-                    .and_then(|p| p.strip_prefix('.'))
-                    == Some(k.key)
-            })
-            .flat_map(|k| k.values());
-        all.extend(values.map(|v| Change::one(path, v)));
-    }
-    for (path, values) in SOME_VALUES {
-        all.extend(values.iter().map(|v| Change::one(path, v)));
-    }
+    let alone = options::keys().flat_map(|key| options::values(key).map(|v| Change::one(key, v)));
+    let mut all: Vec<Change> = alone.collect();
     for depth in [0, 1, 2] {
         all.push(Change {
             label: format!("prefetch both ways = {depth}"),
@@ -345,7 +264,6 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     all.extend(expert_parallel(base));
     all.extend(dispatchers(base));
     all.extend(padding(base, profile));
-    all.extend(OFFLOADS.map(|v| Change::one("fsdp.offload", v)));
     let batch = base.train.micro_batch;
     all.push(Change::one("train.micro_batch", &(batch * 2).to_string()));
     if batch.is_multiple_of(2) {
@@ -401,13 +319,16 @@ pub(crate) fn mesh(base: &Scenario) -> Vec<Change> {
     all
 }
 
+/// Largest number of ranks among which dividing experts is tried.
+const MAX_EP: u32 = 64;
+
 /// Returns other numbers of ranks among which experts can be divided.
-fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
+pub(crate) fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
     let experts = base.model.family.spec().expert_parallel;
     let experts = experts.map_or(1, |of| of(&base.model).1);
     let (ranks, now) = (base.mesh.dp_shard, base.mesh.ep);
-    [1, 2, 4, 8]
-        .into_iter()
+    std::iter::successors(Some(1_u32), |n| n.checked_mul(2))
+        .take_while(move |n| *n <= ranks.min(MAX_EP))
         .filter(move |n| *n != now)
         .filter(move |n| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n)))
         .map(move |n| Change::experts_over(n, base))

@@ -1,25 +1,24 @@
 //! The options that may change, one row per axis.
 //!
-//! The key table determines the values of an option, and the validation of scenarios determines
-//! which of them a policy or model rejects. A row only defines which keys belong together, and
-//! which of their values are worth trying.
+//! [`options`] lists the values of an option, and the validation of scenarios determines which of
+//! them a policy or model rejects. A row defines which keys belong together, and the values that
+//! follow from the job.
 
 use super::Request;
-use crate::analysis::whatif::{GATHERS_OF_CODES, OFFLOADS, SAVED_CODES, is_settable, mesh};
+use crate::analysis::options::{self, GATHERS_OF_CODES, OFFLOAD, SAVED_CODES};
+use crate::analysis::whatif::{expert_parallel, is_settable, mesh};
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{Float8Saved, RecomputeLayers, Units};
-use shardlab_plan::scenario::{ScenarioErrorKind, keys};
+use shardlab_plan::scenario::ScenarioErrorKind;
 
 /// Overrides, in the syntax of `--set`, that belong together. Empty for the current settings.
 pub(super) type Choice = Vec<String>;
 
 /// Values of the keys of a row.
 enum Values {
-    /// Every value that the key table lists for the first key.
-    Every,
-    /// These values of the first key.
-    Of(&'static [&'static str]),
+    /// The values of the only key that every search tries.
+    Usual,
     /// These overrides.
     Sets(&'static [&'static [&'static str]]),
     /// Values that follow from the job.
@@ -35,7 +34,7 @@ const fn row(keys: &'static [&'static str], values: Values) -> Row {
     Row { keys, values }
 }
 
-use Values::{Every, From, Of, Sets};
+use Values::{From, Sets, Usual};
 
 /// Keys of 8-bit matmuls. Those of codes have no effect without a recipe.
 const FLOAT8_RECIPE: &str = "precision.float8_recipe";
@@ -54,8 +53,11 @@ const ROWS: &[Row] = &[
         &["mesh.dp_shard", "mesh.dp_replicate", "fsdp.outer_strategy"],
         From(meshes),
     ),
-    row(&["mesh.ep"], Of(&["1", "2", "4", "8", "16"])),
-    row(&["compile.mode"], Every),
+    row(
+        &["mesh.ep", "fsdp.ignored_params"],
+        From(expert_parallel_sizes),
+    ),
+    row(&["compile.mode"], Usual),
     row(
         &[
             "train.recompute",
@@ -85,26 +87,20 @@ const ROWS: &[Row] = &[
             &["train.loss=chunked", "train.loss_chunk_tokens=16384"],
         ]),
     ),
-    row(&["fsdp.strategy"], Every),
+    row(&["fsdp.strategy"], Usual),
     row(&["fsdp.units"], From(units)),
     row(&["fsdp.reshard_after_forward"], From(reshard)),
-    row(&["fsdp.reshard_root"], Every),
-    row(&["fsdp.reshard_after_backward"], Every),
-    row(
-        &["fsdp.prefetch_forward"],
-        Of(&["implicit", "0", "1", "2", "4"]),
-    ),
-    row(
-        &["fsdp.prefetch_backward"],
-        Of(&["implicit", "0", "1", "2", "4"]),
-    ),
-    row(&["fsdp.prefetch_next_step"], Of(&["0", "1", "2"])),
-    row(&["precision.reduce_dtype"], Of(&["f32", "bf16"])),
-    row(&["fsdp.gradient_sync"], Every),
-    row(&["fsdp.reduce_in_flight"], Of(&["1", "2", "4"])),
-    row(&["fsdp.offload"], From(offload)),
-    row(&["fsdp.optimizer_in_backward"], Every),
-    row(&["fsdp.copy_engine_all_gather"], Every),
+    row(&["fsdp.reshard_root"], Usual),
+    row(&["fsdp.reshard_after_backward"], Usual),
+    row(&["fsdp.prefetch_forward"], Usual),
+    row(&["fsdp.prefetch_backward"], Usual),
+    row(&["fsdp.prefetch_next_step"], Usual),
+    row(&["precision.reduce_dtype"], Usual),
+    row(&["fsdp.gradient_sync"], Usual),
+    row(&["fsdp.reduce_in_flight"], Usual),
+    row(&[OFFLOAD], Usual),
+    row(&["fsdp.optimizer_in_backward"], Usual),
+    row(&["fsdp.copy_engine_all_gather"], Usual),
     row(
         &[
             "fsdp.copy_engine_reduce_scatter",
@@ -134,22 +130,14 @@ const ROWS: &[Row] = &[
         &["precision.float8_all_gather", "precision.float8_saved"],
         From(codes),
     ),
-    row(&["fsdp.separate_communicators"], Every),
-    row(&["fsdp.allocator"], Every),
-    row(&["fsdp.expandable_segments"], Every),
-    row(&["compile.fuse_projections"], Every),
-    row(&["compile.gemm_accumulate"], Every),
-    row(&["compile.mix_order_reductions"], Every),
-    row(&["compile.gemm_epilogue_fusion"], Every),
-    row(
-        &["compile.cuda_graph"],
-        Of(&[
-            "off",
-            "full_iteration",
-            "[\"block\"]",
-            "[\"attn\", \"mlp\"]",
-        ]),
-    ),
+    row(&["fsdp.separate_communicators"], Usual),
+    row(&["fsdp.allocator"], Usual),
+    row(&["fsdp.expandable_segments"], Usual),
+    row(&["compile.fuse_projections"], Usual),
+    row(&["compile.gemm_accumulate"], Usual),
+    row(&["compile.mix_order_reductions"], Usual),
+    row(&["compile.gemm_epilogue_fusion"], Usual),
+    row(&["compile.cuda_graph"], Usual),
 ];
 
 /// Options that change together, with the values that are possible for the job.
@@ -313,11 +301,7 @@ impl Row {
     fn choices(&self, today: &Prediction) -> Vec<Choice> {
         let first = |value: &str| vec![format!("{}={value}", self.keys[0])];
         match &self.values {
-            Every => {
-                let of_key = keys().iter().filter(|k| k.path() == self.keys[0]);
-                of_key.flat_map(|k| k.values()).map(first).collect()
-            }
-            Of(values) => values.iter().copied().map(first).collect(),
+            Usual => options::values(self.keys[0]).map(first).collect(),
             Sets(sets) => {
                 let owned = |set: &&[&str]| set.iter().map(|s| (*s).to_owned()).collect();
                 sets.iter().map(owned).collect()
@@ -347,14 +331,21 @@ fn meshes(today: &Prediction) -> Vec<Choice> {
     all.filter(|set| set[0].starts_with("mesh.")).collect()
 }
 
+/// Returns the numbers of ranks among which experts can be divided.
+fn expert_parallel_sizes(today: &Prediction) -> Vec<Choice> {
+    let all = expert_parallel(&today.scenario);
+    all.map(|change| change.overrides).collect()
+}
+
 /// Returns the groups of ranks over which shards are kept after forward, and the other values of
 /// the key.
 fn reshard(today: &Prediction) -> Vec<Choice> {
     let key = "fsdp.reshard_after_forward=";
-    let words = ["true", "false", "auto"].map(|v| vec![format!("{key}{v}")]);
+    let words = options::values("fsdp.reshard_after_forward");
+    let words = words.map(|v| vec![format!("{key}{v}")]);
     let groups = mesh(&today.scenario).into_iter().map(|c| c.overrides);
     let groups = groups.filter(|set| set[0].starts_with(key));
-    words.into_iter().chain(groups).collect()
+    words.chain(groups).collect()
 }
 
 /// Returns the numbers of blocks, from the first one, that can be recomputed.
@@ -428,9 +419,4 @@ fn with_codes(today: &Prediction, recipe: Choice) -> Vec<Choice> {
     let more = codes(today).into_iter();
     let more = more.map(|codes| [&recipe[..], &codes].concat());
     [recipe.clone()].into_iter().chain(more).collect()
-}
-
-/// Returns the state that can be kept in host memory.
-fn offload(_: &Prediction) -> Vec<Choice> {
-    OFFLOADS.map(|v| vec![format!("fsdp.offload={v}")]).to_vec()
 }

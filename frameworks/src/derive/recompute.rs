@@ -50,11 +50,11 @@ pub(super) fn layers(draft: &mut Draft) -> Result<(), ConfigError> {
 }
 
 /// Decides whether activation checkpointing is reentrant. The wrappers that FSDP's options request
-/// never are (`CheckpointImpl.NO_REENTRANT`), except those of Composer.
+/// never are (`CheckpointImpl.NO_REENTRANT`), unless `wrappers` says so.
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn reentrant(draft: &mut Draft, composer: bool) -> Result<(), ConfigError> {
+pub(super) fn reentrant(draft: &mut Draft, wrappers: bool) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Reentrant).filter(|f| f.value == 1) else {
         return Ok(());
     };
@@ -65,7 +65,7 @@ pub(super) fn reentrant(draft: &mut Draft, composer: bool) -> Result<(), ConfigE
     };
     match draft.rows.iter().find(recomputes) {
         None => Ok(()),
-        Some(by) if by.key.contains("fsdp") && !composer => {
+        Some(by) if by.key.contains("fsdp") && !wrappers => {
             draft.none(
                 given.row,
                 Lack::Nothing,

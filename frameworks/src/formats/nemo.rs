@@ -15,7 +15,7 @@ use crate::table::{
 use crate::tree::{Node, Value};
 
 /// Name of the format.
-pub(crate) const NAME: &str = "NeMo Automodel";
+const NAME: &str = "NeMo Automodel";
 
 pub(crate) static NEMO: Format = FORMAT;
 

@@ -6,9 +6,8 @@
 
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::formats::{LLAMA_FACTORY, SWIFT, SWIFT_MEGATRON};
 use crate::row::Lack;
-use crate::table::{Fact, Format, list, quoted};
+use crate::table::{Fact, list, quoted};
 use crate::yaml;
 use std::path::Path;
 
@@ -68,16 +67,24 @@ const TEXT_ONLY: &str = "the model has no vision tower";
 const NAMED: &str = "target_modules names the layers with adapters";
 const AS_LLAMA_FACTORY: &str = "LLaMA-Factory puts no adapters on projectors with lora_target: all";
 
-/// Freezes parts of a model, or leaves them without adapters if adapters are trained.
+/// Freezes parts of a model as ms-swift does.
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn freeze(draft: &mut Draft, formats: &[&'static Format]) -> Result<(), ConfigError> {
-    let is = |format: &Format| super::is(formats, format);
-    let swift = is(&SWIFT) || is(&SWIFT_MEGATRON);
-    if !swift && !is(&LLAMA_FACTORY) {
-        return Ok(());
-    }
+pub(super) fn as_swift(draft: &mut Draft) -> Result<(), ConfigError> {
+    freeze(draft, true)
+}
+
+/// Freezes parts of a model as LLaMA-Factory does.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn as_llama_factory(draft: &mut Draft) -> Result<(), ConfigError> {
+    freeze(draft, false)
+}
+
+/// Freezes parts of a model, or leaves them without adapters if adapters are trained.
+fn freeze(draft: &mut Draft, swift: bool) -> Result<(), ConfigError> {
     if !has_vision(draft) {
         for part in &PARTS {
             if let Some(given) = draft.fact(part.fact) {

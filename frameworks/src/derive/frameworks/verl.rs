@@ -16,7 +16,7 @@ const WHY: &str = "verl's default";
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
+pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     let engine = draft.rows.iter().any(of_engine);
     batch(draft, engine);
     let (key, version, name) = match engine {

@@ -3,7 +3,7 @@
 //! Sources: `calculate_batch_size_info` of `llmfoundry/utils/config_utils.py`, `MPTConfig`, and
 //! `FSDPConfig`, `get_mixed_precision` and `prepare_fsdp_module` of Composer.
 
-use super::architecture::Positions;
+use crate::derive::architecture::{self, Positions};
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::{BACKWARD_POST, FUSED_LOSS, UPCAST};
@@ -21,7 +21,7 @@ const POSITIONS: &str = "model.position_embedding";
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
+pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.mixed.is_none() {
         let row = draft.suppose("precision", "amp_bf16", "LLM Foundry's default");
         draft.apply(row, Effect::Mixed(Dtype::Bf16))?;
@@ -72,7 +72,7 @@ fn fsdp(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Describes an MPT model: GPT-2's code for the default options, or a decoder.
 fn mpt(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.value("model.preset").is_some() {
-        super::architecture::replaced(draft);
+        architecture::replaced(draft);
         return Ok(());
     }
     for (key, value) in [
@@ -187,11 +187,17 @@ const LIBRARIES: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Sets the library of MPT's attention kernels if the hardware profile has its rates.
+/// Sets the micro-batch, and the library of MPT's attention kernels.
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn attention(draft: &mut Draft) -> Result<(), ConfigError> {
+pub(super) fn batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
+    micro_batch(draft, ranks)?;
+    attention(draft)
+}
+
+/// Sets the library of MPT's attention kernels if the hardware profile has its rates.
+fn attention(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::AttentionLibrary) else {
         return Ok(());
     };
@@ -207,10 +213,7 @@ pub(super) fn attention(draft: &mut Draft) -> Result<(), ConfigError> {
 }
 
 /// Sets the micro-batch, at most the sequences that a rank has per step.
-///
-/// # Errors
-/// Fails if another key gives a different value.
-pub(super) fn micro_batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
+fn micro_batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::RankMicroBatch) else {
         return Ok(());
     };

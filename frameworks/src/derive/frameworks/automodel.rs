@@ -3,6 +3,7 @@
 //! Sources: `FSDP2Config` and `MoEParallelizerConfig` of `components/distributed/config.py`,
 //! `apply_fsdp2_sharding_recursively`, and `apply_fsdp` of `components/moe/parallelizer.py`.
 
+use crate::derive::experts::has_experts;
 use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
 use crate::row::{Lack, Row};
@@ -26,7 +27,7 @@ const BACKWARD_DEPTH: u64 = 2;
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
+pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.fact(Fact::FusedAdam).is_some() {
         let why = "the default of Transformer Engine's FusedAdam";
         draft.assume(MOMENTS, quoted("f32"), why);
@@ -49,7 +50,7 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Notes that experts get adapters in AutoModel if a pattern of `target_modules` matches them.
 fn adapters_of_experts(draft: &mut Draft) {
     const KEY: &str = "lora.target_modules";
-    if !super::experts::has_experts(draft) {
+    if !has_experts(draft) {
         return;
     }
     let matches_experts = |pattern: &str| {

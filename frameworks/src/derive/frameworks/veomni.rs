@@ -23,7 +23,7 @@ const ONE_GPU: &str = "this job does not start: on one GPU, VeOmni needs DDP (`d
 ///
 /// # Errors
 /// Fails if another key gives a different value, or if arguments of two versions are mixed.
-pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
+pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     let flat = is_flat(draft)?;
     draft.assume("train.seq_len", "2048", WHY);
     if draft.engine.is_none() {

@@ -4,6 +4,7 @@
 //! of `lora.py`, `get_default_supported_precision` of `litgpt/utils.py`, and `FSDPPrecision` of
 //! Lightning Fabric.
 
+use super::has;
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
@@ -33,7 +34,7 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     let key = "train.global_batch_size";
     draft.suppose_fact(Fact::GlobalBatch, all, key, &all.to_string(), WHY);
     draft.assume("train.micro_batch", micro, WHY);
-    if command != Command::Pretrain && !has(draft, "devices") {
+    if command != Command::Pretrain && !has(draft, &["devices"]) {
         draft.suppose_fact(Fact::GpusPerNode, 1, "devices", "1", WHY);
     }
     if draft.mixed.is_none() && draft.weights.is_none() {
@@ -62,7 +63,7 @@ fn command(draft: &mut Draft) -> Command {
     let lora = |key: &str| key.starts_with("lora_") || key == "quantize";
     let found = if draft.rows.iter().any(|r| lora(&r.key)) {
         Command::Lora
-    } else if OF_PRETRAIN.iter().any(|key| has(draft, key)) {
+    } else if has(draft, &OF_PRETRAIN) {
         Command::Pretrain
     } else {
         Command::Full
@@ -98,7 +99,7 @@ fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
         draft.apply(given.row, Effect::Fact(Fact::Adapter, 1))?;
     }
     for (key, name) in [("lora_query", "q_proj"), ("lora_value", "v_proj")] {
-        if !has(draft, key) {
+        if !has(draft, &[key]) {
             let row = draft.suppose(key, "true", WHY);
             draft.apply(row, Effect::Targets(Targets::named(&[name])))?;
         }
@@ -178,7 +179,3 @@ pub(super) fn sharding(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError>
 
 /// PyTorch's number of `HYBRID_SHARD`.
 const HYBRID: u64 = 4;
-
-fn has(draft: &Draft, key: &str) -> bool {
-    draft.rows.iter().any(|r| r.key == key)
-}
