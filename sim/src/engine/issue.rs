@@ -4,7 +4,7 @@
 use super::{Blocked, IN_FLIGHT, Pass, PassTimes, Rank};
 use crate::SimError;
 use crate::clock::NEVER;
-use crate::host::{Action, SectionCode};
+use crate::host::{Action, Code, SectionCode};
 use crate::price::Load;
 use crate::streams::{Entry, EntryKind, Event, NO_SPAN, State};
 use shardlab_plan::ir::{InstrId, StreamId};
@@ -23,108 +23,128 @@ impl<'a> Rank<'a> {
     }
 
     /// Lets the host issue until it is blocked or has issued `batch` entries.
+    ///
+    /// # Errors
+    /// Fails if a code waits for an event that its pass has not recorded.
     pub(super) fn run_host(&mut self, mut batch: u32) -> Result<(), SimError> {
         while self.blocked == Blocked::No && batch > 0 {
             let (pass, section) = self.section();
             let code = section.codes[self.code];
-            if !self.paid {
-                if let Some(stall) = pass
-                    .stalls
-                    .get(self.stall)
-                    .filter(|s| s.code as usize == self.code)
-                {
-                    if stall.drain && !self.drained() {
-                        self.blocked = Blocked::Drain;
-                        return Ok(());
-                    }
-                    self.host += stall.cost;
-                    self.stall += 1;
-                }
-                self.host += code.cost;
-                self.paid = true;
+            if !self.paid && !self.pay(pass, code.cost) {
+                return Ok(());
             }
-            let (kind, arg, sequence, span) = match code.action {
-                Action::Task | Action::GraphTask => {
-                    if self.streams[usize::from(code.stream)].ring.is_full() {
-                        self.blocked = Blocked::Room(code.stream);
-                        return Ok(());
-                    }
-                    let span = if pass.recorded {
-                        self.open_span(code.stream, code.instr)
-                    } else {
-                        NO_SPAN
-                    };
-                    let cost = &self.tables.costs[code.arg as usize];
-                    let mut sequence = 0;
-                    if cost.load == Load::Collective {
-                        let comm = &mut self.comms[usize::from(cost.comm)];
-                        sequence = comm.issued;
-                        comm.issued += 1;
-                        self.collectives[0] += cost.bytes;
-                    }
-                    self.passes[self.pass as usize].tasks += 1;
-                    let kind = if code.action == Action::Task {
-                        EntryKind::Task
-                    } else {
-                        EntryKind::GraphTask
-                    };
-                    (kind, code.arg, sequence, span)
-                }
-                Action::Record | Action::Wait => {
-                    if self.streams[usize::from(code.stream)].ring.is_full() {
-                        self.blocked = Blocked::Room(code.stream);
-                        return Ok(());
-                    }
-                    let slot = self.slot(code.arg);
-                    if code.action == Action::Record {
-                        self.events[slot as usize] = Event {
-                            pass: self.pass + 1,
-                            ..Event::FRESH
-                        };
-                        (EntryKind::Record, slot, 0, NO_SPAN)
-                    } else {
-                        self.expect_recorded(slot, code.arg, code.instr)?;
-                        (EntryKind::Wait, slot, 0, NO_SPAN)
-                    }
-                }
+            match code.action {
+                Action::Nothing => {}
                 Action::HostWait => {
-                    let slot = self.slot(code.arg);
-                    self.expect_recorded(slot, code.arg, code.instr)?;
-                    let time = self.events[slot as usize].time;
-                    if time == NEVER {
-                        self.blocked = Blocked::Event(slot);
+                    if !self.wait_on_host(code)? {
                         return Ok(());
                     }
-                    if time > self.host {
-                        self.host = time;
+                }
+                Action::Task | Action::GraphTask | Action::Record | Action::Wait => {
+                    if self.streams[usize::from(code.stream)].ring.is_full() {
+                        self.blocked = Blocked::Room(code.stream);
+                        return Ok(());
                     }
-                    self.host += self.tables.host_wait;
-                    self.next_code(pass, section);
-                    continue;
+                    let entry = match code.action {
+                        Action::Task => self.task(pass, code, EntryKind::Task),
+                        Action::GraphTask => self.task(pass, code, EntryKind::GraphTask),
+                        _ => self.event(code)?,
+                    };
+                    self.push(code.stream, entry);
+                    batch -= 1;
                 }
-                Action::Nothing => {
-                    self.next_code(pass, section);
-                    continue;
-                }
-            };
-            let bit = 1 << code.stream;
-            let pass_slot = self.pass as u8;
-            let stream = &mut self.streams[usize::from(code.stream)];
-            if stream.ring.is_empty() && stream.state == State::Idle {
-                self.dirty |= bit;
             }
-            stream.ring.push(Entry {
-                issue: self.host,
-                arg,
-                span,
-                sequence,
-                kind,
-                pass: pass_slot,
-            });
             self.next_code(pass, section);
-            batch -= 1;
         }
         Ok(())
+    }
+
+    /// Spends the host time of the current code. Returns false if the host first waits until the
+    /// device has drained.
+    fn pay(&mut self, pass: &Pass, cost: u64) -> bool {
+        let stall = pass.stalls.get(self.stall);
+        if let Some(stall) = stall.filter(|s| s.code as usize == self.code) {
+            if stall.drain && !self.drained() {
+                self.blocked = Blocked::Drain;
+                return false;
+            }
+            self.host += stall.cost;
+            self.stall += 1;
+        }
+        self.host += cost;
+        self.paid = true;
+        true
+    }
+
+    /// Waits for an event on the host. Returns false if the event has no time yet.
+    fn wait_on_host(&mut self, code: Code) -> Result<bool, SimError> {
+        let slot = self.slot(code.arg);
+        self.expect_recorded(slot, code.arg, code.instr)?;
+        let time = self.events[slot as usize].time;
+        if time == NEVER {
+            self.blocked = Blocked::Event(slot);
+            return Ok(false);
+        }
+        self.host = self.host.max(time) + self.tables.host_wait;
+        Ok(true)
+    }
+
+    /// Returns the entry of a task, which is counted.
+    fn task(&mut self, pass: &Pass, code: Code, kind: EntryKind) -> Entry {
+        let span = if pass.recorded {
+            self.open_span(code.stream, code.instr)
+        } else {
+            NO_SPAN
+        };
+        let cost = &self.tables.costs[code.arg as usize];
+        let mut sequence = 0;
+        if cost.load == Load::Collective {
+            let comm = &mut self.comms[usize::from(cost.comm)];
+            sequence = comm.issued;
+            comm.issued += 1;
+            self.collectives[0] += cost.bytes;
+        }
+        self.passes[self.pass as usize].tasks += 1;
+        Entry {
+            issue: self.host,
+            arg: code.arg,
+            span,
+            sequence,
+            kind,
+            pass: self.pass as u8,
+        }
+    }
+
+    /// Returns the entry that records an event, or waits for it.
+    fn event(&mut self, code: Code) -> Result<Entry, SimError> {
+        let slot = self.slot(code.arg);
+        let kind = if code.action == Action::Record {
+            self.events[slot as usize] = Event {
+                pass: self.pass + 1,
+                ..Event::FRESH
+            };
+            EntryKind::Record
+        } else {
+            self.expect_recorded(slot, code.arg, code.instr)?;
+            EntryKind::Wait
+        };
+        Ok(Entry {
+            issue: self.host,
+            arg: slot,
+            span: NO_SPAN,
+            sequence: 0,
+            kind,
+            pass: self.pass as u8,
+        })
+    }
+
+    /// Puts an entry into a stream.
+    fn push(&mut self, stream: u8, entry: Entry) {
+        let to = &mut self.streams[usize::from(stream)];
+        if to.ring.is_empty() && to.state == State::Idle {
+            self.dirty |= 1 << stream;
+        }
+        to.ring.push(entry);
     }
 
     fn expect_recorded(&self, slot: u32, event: u32, instr: u32) -> Result<(), SimError> {

@@ -273,10 +273,6 @@ pub(super) fn work(
         factor: 1.0,
         ..Work::default()
     };
-    let single = |r: &RawRange| Piece {
-        at: operands([at(r)]),
-        n: numel(r),
-    };
     match op {
         ShardOp::Copy | ShardOp::MultiCopy => {
             let [reads, writes] = copied(reads, writes);
@@ -290,53 +286,14 @@ pub(super) fn work(
             let (packed, ty) = p.packed;
             w.copy((packed + p.n * ty.size(), ty), None, p.pad);
         })?,
-        ShardOp::Accumulate => {
-            pairs(writes, reads.get(..1).unwrap_or(&[]), |to, from, n| {
-                let kind = Ranges::Accumulate {
-                    from: from.1,
-                    to: to.1,
-                };
-                w.add(
-                    kind,
-                    Piece {
-                        at: operands([to.0, from.0]),
-                        n,
-                    },
-                );
-            })?;
-        }
+        ShardOp::Accumulate => accumulations(&mut w, reads, writes)?,
         ShardOp::SumPieces {
             ranks,
             factor,
             accumulate,
         } => {
-            // An accumulator is a read as well, and is found among the writes.
-            let [from, ..] = reads else {
-                return Err(count("reads", 1, 0));
-            };
             w.factor = factor.0 as f32;
-            let pieces = ranks.max(1);
-            let one = writes.iter().map(numel).sum::<u64>();
-            size("the pieces", one * u64::from(pieces), numel(from))?;
-            let distance = one * from.dtype.size();
-            let mut first = at(from);
-            for to in writes {
-                let kind = Ranges::Sum {
-                    from: from.dtype,
-                    to: to.dtype,
-                    pieces,
-                    accumulate,
-                };
-                let n = numel(to);
-                w.add(
-                    kind,
-                    Piece {
-                        at: operands([at(to), first, distance]),
-                        n,
-                    },
-                );
-                first += n * from.dtype.size();
-            }
+            sums(&mut w, ranks.max(1), accumulate, reads, writes)?;
         }
         ShardOp::Scale { factor } => {
             w.factor = factor.0 as f32;
@@ -355,21 +312,7 @@ pub(super) fn work(
                 w.copy((at(r), r.dtype), None, numel(r));
             }
         }
-        ShardOp::SumSquares => {
-            let out = scalar(writes.first())?;
-            let (reads, before) = match reads.split_last() {
-                Some((last, rest)) if at(last) == out => (rest, out),
-                _ => (reads, 0),
-            };
-            for r in reads {
-                w.add(Ranges::Squares { of: r.dtype }, single(r));
-            }
-            w.fold = Some(Fold {
-                any: false,
-                out,
-                before,
-            });
-        }
+        ShardOp::SumSquares => squares(&mut w, reads, writes)?,
         ShardOp::NanCheck => {
             for r in reads {
                 w.add(Ranges::Nan { of: r.dtype }, single(r));
@@ -405,6 +348,80 @@ pub(super) fn work(
         ShardOp::RouterBias { speed } => routers(&mut w, speed.0 as f32, reads, writes)?,
     }
     Ok(w)
+}
+
+/// Returns the piece of a kernel that has one operand.
+fn single(r: &RawRange) -> Piece {
+    Piece {
+        at: operands([at(r)]),
+        n: numel(r),
+    }
+}
+
+/// Plans the addition of the first operand to the ranges that are written.
+fn accumulations(
+    w: &mut Work,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let from = reads.get(..1).unwrap_or(&[]);
+    pairs(writes, from, |to, from, n| {
+        let kind = Ranges::Accumulate {
+            from: from.1,
+            to: to.1,
+        };
+        let at = operands([to.0, from.0]);
+        w.add(kind, Piece { at, n });
+    })
+}
+
+/// Plans sums over the pieces of `pieces` ranks, which follow one another in the first operand.
+fn sums(
+    w: &mut Work,
+    pieces: u32,
+    accumulate: bool,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    // An accumulator is a read as well, and is found among the writes.
+    let [from, ..] = reads else {
+        return Err(count("reads", 1, 0));
+    };
+    let one = writes.iter().map(numel).sum::<u64>();
+    size("the pieces", one * u64::from(pieces), numel(from))?;
+    let distance = one * from.dtype.size();
+    let mut first = at(from);
+    for to in writes {
+        let kind = Ranges::Sum {
+            from: from.dtype,
+            to: to.dtype,
+            pieces,
+            accumulate,
+        };
+        let n = numel(to);
+        let at = operands([at(to), first, distance]);
+        w.add(kind, Piece { at, n });
+        first += n * from.dtype.size();
+    }
+    Ok(())
+}
+
+/// Plans a sum of squares. If the result is also the last operand, the squares are added to it.
+fn squares(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), OperandError> {
+    let out = scalar(writes.first())?;
+    let (reads, before) = match reads.split_last() {
+        Some((last, rest)) if at(last) == out => (rest, out),
+        _ => (reads, 0),
+    };
+    for r in reads {
+        w.add(Ranges::Squares { of: r.dtype }, single(r));
+    }
+    w.fold = Some(Fold {
+        any: false,
+        out,
+        before,
+    });
+    Ok(())
 }
 
 /// Plans updates of routers, given the biases and counts of each.

@@ -84,6 +84,98 @@ enum HeadNorm {
     Each(Layer),
 }
 
+impl Projections {
+    /// Declares the projections, whose keys and values come from as many rows as there are tokens
+    /// or from `rows` per sample, of width `source`.
+    fn new(d: &mut Declare, at: ModuleId, m: &Model, (rows, source): (Option<u64>, u64)) -> Self {
+        let names = names::of(m);
+        let (h, bias) = (m.hidden, m.bias.qkv());
+        let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
+        match m.options.packed_qkv {
+            _ if m.options.latent.is_used() => Self::Latent(Latent::new(d, at, &names, m)),
+            PackedQkv::None if rows.is_none() && m.keys_of(d.layer()).is_some() => {
+                Self::Queries(d.linear(at, ("q", names.q), [q, h], bias))
+            }
+            PackedQkv::None => {
+                let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
+                let outer = rows.map(|rows| d.rows(Some(rows)));
+                let key_bias = bias && m.options.key_bias;
+                let k = d.linear(at, ("k", names.k), [kv, source], key_bias);
+                let v = (!takes_keys(d, m)).then(|| {
+                    let shape = [m.kv_heads * value_width(m), source];
+                    d.linear(at, ("v", names.v), shape, bias)
+                });
+                if let Some(outer) = outer {
+                    d.rows(outer);
+                }
+                Self::Separate { q, k, v }
+            }
+            packed => {
+                let whole = bias && m.options.key_bias;
+                let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], whole);
+                let vector = |d: &mut Declare, (name, width)| {
+                    let module = d.module(at, name, ModuleKind::Layer);
+                    d.parameters(module, "", &[width], false)
+                };
+                let biases = (bias && !whole)
+                    .then(|| [("q_bias", q), ("v_bias", kv)].map(|of| vector(d, of)));
+                Self::Packed {
+                    layer,
+                    packed,
+                    biases,
+                }
+            }
+        }
+    }
+}
+
+/// Declares projections for global positions, which nothing uses (Longformer).
+fn global_projections(d: &mut Declare, at: ModuleId, m: &Model) {
+    let names = names::of(m);
+    let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
+    for (name, hf, width) in [
+        ("q_global", names.q, q),
+        ("k_global", names.k, kv),
+        ("v_global", names.v, kv),
+    ] {
+        let hf = [hf, "_global"].concat();
+        let unused = d.linear(at, (name, &hf), [width, m.hidden], m.bias.qkv());
+        d.untrained(unused);
+    }
+}
+
+impl HeadNorm {
+    /// Declares the norms of queries and keys, if the model has any. Keys of an earlier layer are
+    /// already normalized.
+    fn of_queries_and_keys(
+        d: &mut Declare,
+        at: ModuleId,
+        m: &Model,
+        has_keys: bool,
+    ) -> [Option<Self>; 2] {
+        if m.options.qk_norm == QkNorm::None {
+            return [None, None];
+        }
+        let names = names::of(m);
+        let mut inner = m.with_inner_norm();
+        if m.options.qk_norm == QkNorm::AfterRopeNoWeight {
+            inner.options.norm = NormKind::RmsNoWeight;
+        }
+        let hd = m.head_dim;
+        let mut norm = |names, heads: u64| {
+            let width = match m.options.qk_norm {
+                QkNorm::EachHead => return Self::Each(d.head_norms(at, names, [heads, hd])),
+                QkNorm::Full => heads * hd,
+                _ => hd,
+            };
+            Self::Plain(Norm::new(d, at, names, width, &inner, Order::Declared))
+        };
+        let queries = norm(("q_norm", names.q_norm), m.heads);
+        let keys = has_keys.then(|| norm(("k_norm", names.k_norm), m.kv_heads));
+        [Some(queries), keys]
+    }
+}
+
 /// Values that live until the block's forward returns.
 pub(super) type Locals = SmallVec<[ValueId; 4]>;
 
@@ -146,8 +238,7 @@ impl Attention {
         (rows, source): (Option<u64>, u64),
     ) -> Self {
         let names = names::of(m);
-        let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
-        let (q, kv) = (m.heads * hd, m.kv_heads * hd);
+        let (h, hd) = (m.hidden, m.head_dim);
         let at = d.module(block, name, ModuleKind::Attention);
         let [before, after, sum] = normalized(m);
         let normed = m.options.plain_first_block && d.layer() == 0;
@@ -155,55 +246,13 @@ impl Attention {
             let names = ("norm", names.attention_norm);
             Norm::new(d, at, names, h, m, Order::First)
         });
-        let latent = &m.options.latent;
         let shares = rows.is_none() && m.keys_of(d.layer()).is_some();
-        let projections = match m.options.packed_qkv {
-            _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
-            PackedQkv::None if shares => {
-                Projections::Queries(d.linear(at, ("q", names.q), [q, h], bias))
-            }
-            PackedQkv::None => {
-                let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
-                let outer = rows.map(|rows| d.rows(Some(rows)));
-                let key_bias = bias && m.options.key_bias;
-                let k = d.linear(at, ("k", names.k), [kv, source], key_bias);
-                let v = (!takes_keys(d, m)).then(|| {
-                    let shape = [m.kv_heads * value_width(m), source];
-                    d.linear(at, ("v", names.v), shape, bias)
-                });
-                if let Some(outer) = outer {
-                    d.rows(outer);
-                }
-                Projections::Separate { q, k, v }
-            }
-            packed => {
-                let whole = bias && m.options.key_bias;
-                let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], whole);
-                let vector = |d: &mut Declare, (name, width)| {
-                    let module = d.module(at, name, ModuleKind::Layer);
-                    d.parameters(module, "", &[width], false)
-                };
-                let biases = (bias && !whole)
-                    .then(|| [("q_bias", q), ("v_bias", kv)].map(|of| vector(d, of)));
-                Projections::Packed {
-                    layer,
-                    packed,
-                    biases,
-                }
-            }
-        };
+        let projections = Projections::new(d, at, m, (rows, source));
         if m.options.global_projections && rows.is_none() {
-            for (name, hf, width) in [
-                ("q_global", names.q, q),
-                ("k_global", names.k, kv),
-                ("v_global", names.v, kv),
-            ] {
-                let hf = [hf, "_global"].concat();
-                let unused = d.linear(at, (name, &hf), [width, h], bias);
-                d.untrained(unused);
-            }
+            global_projections(d, at, m);
         }
         let summary = Summary::new(d, at, m);
+        let latent = &m.options.latent;
         let chooses = !latent.is_used() && latent.has_indexer(d.layer());
         let indexer = chooses.then(|| Indexer::of_input(d, at, m));
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
@@ -221,26 +270,7 @@ impl Attention {
         let head_gate = (gates == AttentionGate::Head)
             .then(|| d.linear(at, ("gate", "self_attn.g_proj"), [m.heads, h], false));
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
-        let mut inner = m.with_inner_norm();
-        if m.options.qk_norm == QkNorm::AfterRopeNoWeight {
-            inner.options.norm = NormKind::RmsNoWeight;
-        }
-        let mut head_norm = |ours, theirs, heads: u64| {
-            let names = (ours, theirs);
-            match m.options.qk_norm {
-                QkNorm::EachHead => HeadNorm::Each(d.head_norms(at, names, [heads, hd])),
-                QkNorm::Full => {
-                    let width = heads * hd;
-                    HeadNorm::Plain(Norm::new(d, at, names, width, &inner, Order::Declared))
-                }
-                _ => HeadNorm::Plain(Norm::new(d, at, names, hd, &inner, Order::Declared)),
-            }
-        };
-        let normalizes = m.options.qk_norm != QkNorm::None;
-        let qk_norms = [
-            normalizes.then(|| head_norm("q_norm", names.q_norm, m.heads)),
-            (normalizes && !shares).then(|| head_norm("k_norm", names.k_norm, m.kv_heads)),
-        ];
+        let qk_norms = HeadNorm::of_queries_and_keys(d, at, m, !shares);
         let sub_norm = m.options.sub_norms.then(|| {
             let names = ("sub_norm", "self_attn.attn_sub_norm");
             Norm::new(d, at, names, width, m, Order::Declared)
