@@ -81,6 +81,8 @@ def case(number):
     })
     if outer > 1:
         how |= some(r, 0.5, {"fsdp.outer_strategy": ["optim"]})
+    if how.get("train.recompute") == "selective" and family in ("llama", "gpt2"):
+        how |= some(r, 0.5, {"train.recompute_modules": [["layernorm"], ["core_attn", "mlp"], ["mlp", "layernorm"]]})
     # Results in 16 bits depend on `how`, so they are only compared with the CPU device.
     how["precision.compute"] = r.choice(["f32", "f32", "bf16"])
     how["precision.comm_grads"] = "f32" if how["precision.compute"] == "f32" else r.choice(["f32", "bf16"])

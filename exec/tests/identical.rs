@@ -24,6 +24,16 @@ fn results(name: &str, set: &[&str]) -> (Vec<u64>, Vec<u8>) {
     )
 }
 
+/// Returns the losses of a model that has no Hugging Face form, as bits.
+fn losses(name: &str, set: &[&str]) -> Vec<u64> {
+    let options = RunOptions {
+        steps: Some(4),
+        ..RunOptions::default()
+    };
+    let o = run(&load(name, set), options);
+    o.run.losses.iter().map(|l| l.to_bits()).collect()
+}
+
 fn same(name: &str, base: &[&str], sets: &[&[&str]]) {
     let wanted = results(name, base);
     for set in sets {
@@ -420,6 +430,36 @@ fn recompute_of_some_operations_ends_with_the_same_weights() {
             ],
         ];
         same("llama-tiny", base, &sets);
+    }
+}
+
+/// The choice of modules that selective recompute runs again does not change results.
+#[test]
+fn recompute_of_some_modules_ends_with_the_same_weights() {
+    let selective = "train.recompute=selective";
+    let dense = [
+        "train.recompute_modules=[\"layernorm\"]",
+        "train.recompute_modules=[\"core_attn\", \"mlp\"]",
+    ];
+    let experts = [
+        "train.recompute_modules=[\"moe_act\", \"layernorm\"]",
+        "train.recompute_modules=[\"moe\", \"mlp\"]",
+    ];
+    for policy in ["native", "fsdp2", "megatron"] {
+        let policy = format!("fsdp.policy={policy}");
+        let sets = dense.map(|modules| [selective, modules]);
+        let sets = sets.each_ref().map(<[_; 2]>::as_slice);
+        same("llama-tiny", &[&policy], &sets);
+        for (scenario, base) in [
+            ("small-moe", vec![&*policy]),
+            ("small-moe-ep", vec![&*policy, "moe.capacity_factor=2"]),
+        ] {
+            let wanted = losses(scenario, &base);
+            for modules in experts {
+                let found = losses(scenario, &[&base[..], &[selective, modules]].concat());
+                assert_eq!(found, wanted, "{scenario} {policy} {modules}");
+            }
+        }
     }
 }
 

@@ -107,6 +107,7 @@ fn layout(draft: &mut Draft, rules: &[&Rules], ranks: u64) -> Result<(), ConfigE
         (of.sharding)(draft, ranks)?;
     }
     recompute::whole_blocks(draft)?;
+    recompute::modules(draft)?;
     recompute::layers(draft)?;
     recompute::compilation(draft)?;
     let wrappers = rules.iter().any(|of| of.reentrant_wrappers);

@@ -22,6 +22,10 @@ const NO_MODULE: &str = "matches no module";
 /// Note for a module that the model does not have, which thus needs no freezing.
 const NOT_FROZEN: &str = "the model has no such module";
 /// Note for a list of excluded layers with a name that the model does not have.
+/// Key of the parts of blocks that are recomputed, and why it is left out if there are none.
+const RECOMPUTED: &str = "train.recompute_modules";
+const NOT_RECOMPUTED: &str = "skipped: the model has no such module";
+const NOTHING_RECOMPUTED: &str = "the model has none of these modules";
 const NOTHING_EXCLUDED: &str = "the model has no such layer";
 /// Column where comments start.
 const COMMENT: usize = 40;
@@ -167,6 +171,17 @@ impl Job {
                 {
                     if !self.draft.drop_item(&key, name, NOT_FROZEN) {
                         self.draft.unset(&key, Lack::Nothing, NOT_FROZEN);
+                    }
+                }
+                (ScenarioErrorKind::NoMatch, Some(_), Some(key))
+                    if key == RECOMPUTED
+                        && let Some(name) = quoted_at(&text, error.position()) =>
+                {
+                    if self.draft.drop_item(&key, name, NOT_RECOMPUTED) {
+                        continue;
+                    }
+                    for key in [RECOMPUTED, "train.recompute"] {
+                        self.draft.unset(key, Lack::Nothing, NOTHING_RECOMPUTED);
                     }
                 }
                 (ScenarioErrorKind::NoMatch, Some(_), Some(key))

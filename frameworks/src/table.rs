@@ -153,6 +153,12 @@ pub(crate) enum Fact {
     PreSoftmax,
     /// 1: the first layers of each stage are recomputed; 0: groups of layers are recomputed.
     RecomputeBlock,
+    /// 1: backward runs parts of blocks again.
+    RecomputeSelective,
+    /// These parts, as bits of `RecomputeModule::WORDS`.
+    RecomputeModules,
+    /// 1: whole layers of experts are one of them.
+    RecomputeMoe,
     /// Number of layers that are recomputed, or number of layers in a recomputed group.
     RecomputeLayers,
     /// Number of experts per layer.

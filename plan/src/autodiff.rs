@@ -5,6 +5,7 @@
 //! there are no rules for specific models. A forward value is saved if a rule refers to it:
 //! lifetimes follow from uses, so there is no separate list of saved tensors.
 
+mod modules;
 pub(crate) mod recompute;
 mod rules;
 

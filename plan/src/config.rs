@@ -82,7 +82,7 @@ pub use tokens::TokenWidth;
 pub(crate) use train::chunk_by_size;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
-    SkippedBlocks, Train,
+    RecomputeModule, SkippedBlocks, Train,
 };
 pub use vision::{ProjectorNorm, Vision};
 pub(crate) use words::Words;

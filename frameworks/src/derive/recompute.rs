@@ -3,7 +3,8 @@
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::{Lack, Row, Setting};
-use crate::table::{Fact, quoted};
+use crate::table::{Fact, list, quoted};
+use shardlab_plan::config::RecomputeModule;
 
 /// Recomputes whole blocks unless a key selects the operations to save.
 ///
@@ -45,6 +46,42 @@ pub(super) fn layers(draft: &mut Draft) -> Result<(), ConfigError> {
             }
             _ => draft.none(row, Lack::Nothing, "no block is recomputed as a whole"),
         }
+    }
+    Ok(())
+}
+
+/// Recomputes parts of blocks, as Megatron-LM does.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn modules(draft: &mut Draft) -> Result<(), ConfigError> {
+    let selective = draft.fact(Fact::RecomputeSelective);
+    let named = draft.fact(Fact::RecomputeModules);
+    let moe = draft.fact(Fact::RecomputeMoe);
+    if draft.value("train.recompute").is_some() || selective.or(moe).is_none() {
+        let why = "no part of a block is recomputed on its own";
+        for given in [selective, named, moe].into_iter().flatten() {
+            draft.none(given.row, Lack::Nothing, why);
+        }
+        return Ok(());
+    }
+    let known = RecomputeModule::WORDS;
+    let at = |part: RecomputeModule| known.iter().position(|name| *name == part.name());
+    let bit = |part| at(part).map_or(0, |at| 1_u64 << at);
+    // `--recompute-modules` defaults to the core of attention.
+    let core = bit(RecomputeModule::CoreAttn);
+    let mut bits = match (named, selective) {
+        (Some(named), _) => named.value,
+        (None, Some(_)) => core,
+        (None, None) => 0,
+    };
+    bits |= moe.map_or(0, |_| bit(RecomputeModule::Moe));
+    let parts = known.iter().enumerate();
+    let parts = parts.filter(|(at, _)| bits >> at & 1 == 1);
+    let parts: Vec<String> = parts.map(|(_, name)| (*name).to_owned()).collect();
+    for given in [selective, named, moe].into_iter().flatten() {
+        draft.set(given.row, "train.recompute", quoted("selective"))?;
+        draft.set(given.row, "train.recompute_modules", list(&parts))?;
     }
     Ok(())
 }

@@ -14,8 +14,12 @@ use std::fmt::{self, Write};
 #[must_use]
 pub fn python(s: &Scenario) -> (String, Vec<Unexpressed>) {
     let mut text = String::new();
+    let mut expressed = s.clone();
+    if !s.train.recompute_modules.is_empty() {
+        expressed.train.recompute = Recompute::None;
+    }
     // Writing to a string cannot fail.
-    let _ = module(&mut text, s);
+    let _ = module(&mut text, &expressed);
     (text, lost(s))
 }
 
@@ -302,6 +306,11 @@ fn lost(s: &Scenario) -> Vec<Unexpressed> {
         fsdp.ignored_params.is_none(),
         "fsdp.ignored_params".to_owned(),
         "pass these parameters of a unit to its fully_shard as `ignored_params`",
+    );
+    unless(
+        s.train.recompute_modules.is_empty(),
+        "train.recompute_modules".to_owned(),
+        "Megatron-LM has this option: wrap these modules of a block in `checkpoint_wrapper`",
     );
     unless(
         s.train.loss == Loss::Materialized,

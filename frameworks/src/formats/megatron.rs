@@ -11,6 +11,7 @@ use crate::table::{
     choice, decisive, fact, integer, key, lost, number, with,
 };
 use crate::tree::Node;
+use shardlab_plan::config::RecomputeModule;
 
 /// Arguments of a script.
 pub(crate) static MEGATRON: Format = Format {
@@ -327,10 +328,9 @@ const KEYS: &[Key] = &[
         "moe-expert-rank-capacity-factor",
         "tokens above the capacity of a rank are predicted as kept",
     ),
-    lost(
-        "moe-layer-recompute",
-        "recomputation of parts of a block is not modeled",
-    ),
+    with("moe-layer-recompute", |node| {
+        if_true(node, Effect::Fact(Fact::RecomputeMoe, 1))
+    }),
     integer("moe-latent-size", "model.expert_latent"),
     number("moe-expert-capacity-factor", CAPACITY),
     with("moe-pad-expert-input-to-capacity", |node| {
@@ -459,22 +459,18 @@ const KEYS: &[Key] = &[
     with("recompute-granularity", |node| {
         Ok(match node.text() {
             Some("full") => set("train.recompute", "full"),
-            _ => Effect::Lost("recomputation of attention's core alone is not modeled"),
+            _ => Effect::Fact(Fact::RecomputeSelective, 1),
         })
     }),
-    lost(
-        "recompute-activations",
-        "recomputation of attention's core alone is not modeled",
-    ),
+    with("recompute-activations", |node| {
+        if_true(node, Effect::Fact(Fact::RecomputeSelective, 1))
+    }),
     fact("recompute-num-layers", Fact::RecomputeLayers),
     with("recompute-method", |node| {
         let block = node.full() == "block";
         Ok(Effect::Fact(Fact::RecomputeBlock, block.into()))
     }),
-    lost(
-        "recompute-modules",
-        "recomputation of parts of a block is not modeled",
-    ),
+    with("recompute-modules", recomputed),
     with("fp8-format", float8_on),
     with("fp8-recipe", float8_recipe),
     integer("num-layers-at-start-in-bf16", "precision.float8_first_bf16"),
@@ -537,6 +533,20 @@ const KEYS: &[Key] = &[
 /// Reads a deprecated flag that is equivalent to `--cuda-graph-impl local` or `transformer_engine`.
 fn graph_per_layer(node: &Node) -> Result<Effect, String> {
     if_true(node, Effect::Fact(Fact::CudaGraph, 1))
+}
+
+/// Reads names of parts of blocks, as bits.
+fn recomputed(node: &Node) -> Result<Effect, String> {
+    let known = RecomputeModule::WORDS;
+    let words = node.words().unwrap_or_else(|| node.full());
+    let mut bits = 0;
+    for word in words.split([' ', ',']).filter(|w| !w.is_empty()) {
+        match known.iter().position(|name| *name == word) {
+            Some(at) => bits |= 1 << at,
+            None => return Err(node.expected(&known.join(", "))),
+        }
+    }
+    Ok(Effect::Fact(Fact::RecomputeModules, bits))
 }
 
 /// Reads which parts of a layer CUDA graphs capture.

@@ -2,6 +2,7 @@
 
 use super::{eight, setting, try_text};
 use crate::{Job, Options};
+use shardlab_plan::config::Recompute;
 
 const BASE: &str = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \
                     --seq-length 64 --micro-batch-size 1 --bf16 --use-megatron-fsdp";
@@ -184,4 +185,42 @@ fn cuda_graphs_of_megatron_are_scopes() {
         format!("{BASE} {DENSE} --cuda-graph-impl local --cuda-graph-modules attn router\n");
     let error = try_text("train.sh", &wrong, &eight()).unwrap_err();
     assert!(error.contains("moe_router"), "{error}");
+}
+
+/// `--recompute-modules` of Megatron-LM, which defaults to the core of attention. Megatron ignores
+/// modules that the model does not have.
+#[test]
+fn recomputed_modules_of_megatron_are_read() {
+    let of = |more: &str| {
+        let mut job = read(&format!("--vocab-size 128 {more}"));
+        let s = job.scenario(&[]).unwrap();
+        let modules = s.train.recompute_modules.iter();
+        let modules: Vec<&str> = modules.map(|m| m.name()).collect();
+        (s.train.recompute, modules.join(" "))
+    };
+    let selective = "--recompute-granularity selective";
+    let of_core = (Recompute::Selective, "core_attn".to_owned());
+    assert_eq!(of("--recompute-activations"), of_core);
+    assert_eq!(of(selective), of_core);
+    let both = format!("{selective} --recompute-modules layernorm mlp");
+    let expected = (Recompute::Selective, "layernorm mlp".to_owned());
+    assert_eq!(of(&both), expected);
+    assert_eq!(of(&format!("{both} moe_act")), expected);
+    let none = (Recompute::None, String::new());
+    assert_eq!(of(&format!("{selective} --recompute-modules moe")), none);
+    // Without the granularity, the modules have no effect.
+    assert_eq!(of("--recompute-modules mlp"), none);
+    let full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1";
+    assert_eq!(of(full).0, Recompute::Full);
+    let experts = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --swiglu --disable-bias-linear \
+                   --position-embedding-type rope --normalization RMSNorm --untie-embeddings-and-output-weights";
+    let moe = (Recompute::Selective, "moe".to_owned());
+    assert_eq!(of(&format!("{experts} --moe-layer-recompute")), moe);
+    let error = try_text(
+        "train.sh",
+        &format!("{BASE} {selective} --recompute-modules mpl\n"),
+        &eight(),
+    );
+    let error = error.err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(error.contains("expected core_attn, layernorm"), "{error}");
 }

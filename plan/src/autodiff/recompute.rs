@@ -1,6 +1,7 @@
 //! Recompute: the forward of a block runs again at the start of its backward, and the rules refer
 //! to its new values.
 
+use super::modules::Parts;
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
 use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
@@ -17,6 +18,8 @@ pub(crate) struct Recomputed {
     /// Names of operations whose results selective recompute keeps, if they are not the default
     /// ones.
     save: Option<Vec<String>>,
+    /// Parts of blocks that selective recompute runs again, if they are named.
+    parts: Option<Parts>,
     /// Selective recompute runs every n-th matmul of a block again; 0 means none.
     nth_matmul: u32,
     /// Eager code keeps all results that selective recompute keeps, including those that backward
@@ -54,6 +57,8 @@ impl Recomputed {
         Self {
             mode: train.recompute,
             save: train.recompute_save.clone(),
+            parts: (!train.recompute_modules.is_empty())
+                .then(|| Parts::new(&train.recompute_modules, modules)),
             nth_matmul: train.recompute_nth_matmul,
             caches_unneeded: train.caches_unneeded,
             reentrant: train.use_reentrant,
@@ -89,8 +94,9 @@ impl Recomputed {
                 |names| names.iter().any(|n| n == name),
             )
         };
-        match self.mode {
-            Recompute::Selective => ops.iter().map(&mut keeps).collect(),
+        match (self.mode, &self.parts) {
+            (Recompute::Selective, Some(parts)) => ops.iter().map(|op| !parts.rerun(op)).collect(),
+            (Recompute::Selective, None) => ops.iter().map(&mut keeps).collect(),
             _ => vec![false; ops.len()],
         }
     }

@@ -26,6 +26,37 @@ words!(Recompute {
     Pointwise = "pointwise",
 });
 
+/// A part of a block that selective recompute runs again, by the names of Megatron-LM's
+/// `--recompute-modules`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RecomputeModule {
+    /// Attention without its projections.
+    CoreAttn,
+    /// The norms before attention and before the feed-forward layer.
+    LayerNorm,
+    /// The projections of latent attention from compressed to whole queries, keys and values, with
+    /// their norms and rotary embeddings.
+    MlaUpProj,
+    /// Dense feed-forward layers.
+    Mlp,
+    /// Layers of experts: router, dispatch, experts and shared expert.
+    Moe,
+    /// The activation of experts.
+    MoeAct,
+    /// Shared experts.
+    SharedExperts,
+}
+
+words!(RecomputeModule {
+    CoreAttn = "core_attn",
+    LayerNorm = "layernorm",
+    MlaUpProj = "mla_up_proj",
+    Mlp = "mlp",
+    Moe = "moe",
+    MoeAct = "moe_act",
+    SharedExperts = "shared_experts",
+});
+
 /// Blocks to which [`Train::recompute`] applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecomputeLayers {
@@ -216,6 +247,9 @@ pub struct Train {
     /// Names of operations whose results selective recompute saves; `None`: matmuls, attention and
     /// convolutions.
     pub recompute_save: Option<Vec<String>>,
+    /// Parts of blocks that selective recompute reruns, while it saves all other results; empty:
+    /// `recompute_save` decides.
+    pub recompute_modules: Vec<RecomputeModule>,
     /// Selective recompute reruns every n-th matmul of a block, although it saves the results of
     /// the others; 0: none.
     pub recompute_nth_matmul: u32,

@@ -57,6 +57,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             recompute: Recompute::None,
             recompute_layers: RecomputeLayers::All,
             recompute_save: None,
+            recompute_modules: Vec::new(),
             recompute_nth_matmul: 0,
             use_reentrant: false,
             activation_offload: false,

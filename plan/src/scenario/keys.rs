@@ -14,8 +14,8 @@ use crate::config::{
     Float8Saved, FrozenType, GatePreset, GateProgram, Glu, GradientSync, Head, ImagePooling,
     Implementation, IndexerType, LayerType, Loss, LrSchedule, MergeProjections, MlpType,
     MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, Overflow, PackedQkv,
-    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router,
-    Routing, Scope, Strategy, TokenWidth, Variant,
+    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, RecomputeModule, Residual,
+    RopeType, Router, Routing, Scope, Strategy, TokenWidth, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -738,6 +738,7 @@ keys! {
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
     RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; other blocks keep their activations" needs [RECOMPUTE];
     RecomputeSave: "train" "recompute_save" also ["op_sac_save_list"] [List(&Text)] "(mm, addmm, attention, conv)" "Operations whose results selective recompute keeps, by the kernel names in `shardlab plan` (create_selective_checkpoint_contexts); results of collectives are always kept" needs [SELECTIVE];
+    RecomputeModules: "train" "recompute_modules" [List(&Choice(RecomputeModule::WORDS)), Empty] "[]" "Parts of blocks that selective recompute runs again, while the results of all others are kept (Megatron's --recompute-modules): core_attn (attention without its projections), layernorm (the norms before attention and the feed-forward layer), mla_up_proj (up-projections of latent attention), mlp (dense feed-forward layers), moe (layers of experts), moe_act (the activation of experts), shared_experts" needs [SELECTIVE];
     RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
     UseReentrant: "train" "use_reentrant" [Bool] "false" "Full recompute by an autograd function (torch.utils.checkpoint with use_reentrant=True): the whole block runs again, without early stop, before its backward hooks run" needs [FULL_RECOMPUTE];
     ActivationOffload: "train" "activation_offload" also ["activation_offloading", "enable_activation_offloading"] [Bool] "false" "Copy saved activations to pinned host memory on a separate stream, and back before backward uses them (OffloadActivations of torchtune and TRL); tensors below 1 KiB stay on the device";

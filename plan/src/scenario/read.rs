@@ -209,13 +209,17 @@ fn train(d: &Document, seq_len: u64, vocab: u64, document_lengths: DocumentLengt
         recompute: d.setting(Key::Recompute),
         recompute_layers: d.setting(Key::RecomputeLayers),
         recompute_save: d.given(Key::RecomputeSave),
+        recompute_modules: d.setting(Key::RecomputeModules),
         recompute_nth_matmul: d.setting(Key::RecomputeNthMatmul),
         // A later text that recomputes otherwise has no use for it.
         use_reentrant: d.setting(Key::UseReentrant)
             && (d.setting::<Recompute>(Key::Recompute) == Recompute::Full
                 || d.layer(Key::Recompute) <= d.layer(Key::UseReentrant)),
         activation_offload: d.setting(Key::ActivationOffload),
-        caches_unneeded: !spec(d).defaults.optimizes_code,
+        // Megatron-LM checkpoints parts of blocks as functions, which cache nothing.
+        caches_unneeded: !spec(d).defaults.optimizes_code
+            && d.setting::<Vec<RecomputeModule>>(Key::RecomputeModules)
+                .is_empty(),
         loss: d.setting(Key::Loss),
         loss_chunk_rows: loss_chunk(d, seq_len, vocab),
         attention_backend: d.given(Key::AttentionBackend),

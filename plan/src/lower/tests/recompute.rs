@@ -1,9 +1,11 @@
 //! Operations that selective recompute reruns.
 
 use super::{LLAMA, TapeOp, matmuls, scenario};
+use crate::config::Scenario;
 use crate::ir::{BufferId, CopyKind, Holds, ModuleKind, Pool, Role, StorageRole};
 use crate::program::{Instr, Op, Program};
 use crate::scenario::parse;
+use std::path::Path;
 
 const SELECTIVE: &str = "train.recompute=selective";
 
@@ -52,6 +54,101 @@ fn listed_operations_are_kept() {
     assert_eq!(save("[\"attention\"]"), (BACKWARD + 2 * 6, 0));
 }
 
+/// Returns how often backward launches a kernel of forward.
+fn again(s: &Scenario, name: &str) -> usize {
+    let tape = crate::tape_of(s).unwrap();
+    let is = |op: &&TapeOp| match op {
+        TapeOp::Launch { kernel, .. } => tape.kernels[kernel.index()].name == name,
+        _ => false,
+    };
+    tape.backward.iter().filter(is).count()
+}
+
+/// Both blocks have two norms, attention and a gated feed-forward layer, whose down projection no
+/// gradient needs.
+#[test]
+fn named_modules_of_dense_blocks_run_again() {
+    let of = |modules: &str| {
+        let set = [SELECTIVE, &format!("train.recompute_modules={modules}")];
+        let s = scenario(LLAMA, &set);
+        let rerun = ["attention", "rms_norm", "silu"].map(|name| again(&s, name));
+        (matmuls(&set)[1] - BACKWARD, rerun)
+    };
+    assert_eq!(of("[\"core_attn\"]"), (0, [2, 0, 0]));
+    assert_eq!(of("[\"layernorm\"]"), (0, [0, 4, 0]));
+    assert_eq!(of("[\"mlp\"]"), (2 * 2, [0, 0, 2]));
+    assert_eq!(of("[\"mlp\", \"core_attn\"]"), (2 * 2, [2, 0, 2]));
+}
+
+/// Of the blocks of `small-moe`, the first is dense. The others have a shared expert here.
+#[test]
+fn named_modules_of_experts_run_again() {
+    let of = |modules: &str| {
+        let modules = format!("train.recompute_modules={modules}");
+        let set = [SELECTIVE, &modules, "model.shared_expert_ffn=32"].map(str::to_owned);
+        let s = crate::scenario::load(Path::new("small-moe"), &set).unwrap();
+        let sparse = s.model.layers as usize - 1;
+        let names = ["grouped_mm", "silu", "route", "rms_norm"];
+        (sparse, names.map(|name| again(&s, name)))
+    };
+    // Grouped matmuls also compute gradients of inputs.
+    let (n, before) = of("[\"core_attn\"]");
+    assert_eq!(before, [2 * n, 0, 0, 0]);
+    assert_eq!(of("[\"moe_act\"]").1, [2 * n, n, 0, 0]);
+    assert_eq!(of("[\"shared_experts\"]").1, [2 * n, n, 0, 0]);
+    assert_eq!(of("[\"mlp\"]").1, [2 * n, 1, 0, 0]);
+    // Gradients need the inputs of both grouped matmuls, but not the result of the second one.
+    assert_eq!(of("[\"moe\"]").1, [3 * n, 2 * n, n, 0]);
+}
+
+/// The up-projections of queries, and of keys and values.
+#[test]
+fn up_projections_of_latent_attention_run_again() {
+    let config = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/goldens/deepseek-v3-tiny/config.json"
+    );
+    let of = |modules: &str| {
+        let modules = format!("train.recompute_modules={modules}");
+        let set = [SELECTIVE, &modules].map(str::to_owned);
+        let text = format!(
+            "model.preset = {config:?}\ntrain.seq_len = 16\nmesh.dp_shard = 2\nmesh.hardware = \"cpu\"\n"
+        );
+        let s = parse("test", &text, &set).unwrap();
+        (s.model.layers as usize, again(&s, "mm"))
+    };
+    let (_, before) = of("[\"core_attn\"]");
+    let (layers, after) = of("[\"mla_up_proj\"]");
+    assert_eq!(after - before, 2 * layers);
+}
+
+/// The activation of an expert layer has a row of `expert_ffn` elements per choice of a token, in
+/// bfloat16. It is the only tensor that forward does not keep.
+#[test]
+fn recomputed_activations_of_experts_are_not_kept() {
+    let kept = |modules: &str| {
+        let modules = format!("train.recompute_modules={modules}");
+        let set = [SELECTIVE, &modules].map(str::to_owned);
+        let s = crate::scenario::load(Path::new("small-moe"), &set).unwrap();
+        let tape = crate::tape_of(&s).unwrap();
+        let bytes = tape.forward.iter().map(|op| match op {
+            TapeOp::Alloc(b) => tape.storages[b.index()].bytes.0 as i64,
+            TapeOp::Free(b) => -(tape.storages[b.index()].bytes.0 as i64),
+            _ => 0,
+        });
+        let m = &s.model;
+        let rows = s.train.seq_len * s.train.micro_batch * m.options.experts.top_k;
+        let sparse = u64::from(m.layers) - 1;
+        let act = rows * m.options.experts.expert_ffn.unwrap() * 2 * sparse;
+        (bytes.sum::<i64>(), act as i64)
+    };
+    let (all, act) = kept("[\"layernorm\"]");
+    let (less, _) = kept("[\"layernorm\", \"moe_act\"]");
+    // The activation is multiplied by routing weights, so that it is kept with and without them;
+    // and the product of the gate's activation with the other half is kept, too.
+    assert_eq!(all - less, 3 * act);
+}
+
 #[test]
 fn names_and_keys_that_choose_nothing_are_refused() {
     let fault = |set: &[&str]| {
@@ -74,6 +171,28 @@ fn names_and_keys_that_choose_nothing_are_refused() {
         full.contains("only selective recompute chooses among operations"),
         "{full}"
     );
+}
+
+/// Parts that the model does not have, and two ways to choose, are refused at their positions.
+#[test]
+fn modules_that_are_not_there_are_refused() {
+    let fault = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        parse("test", LLAMA, &set).unwrap_err().to_string()
+    };
+    let moe = fault(&[SELECTIVE, "train.recompute_modules=[\"mlp\", \"moe\"]"]);
+    assert!(moe.contains("`moe`: the model has no experts"), "{moe}");
+    let near = fault(&[SELECTIVE, "train.recompute_modules=[\"core_atn\"]"]);
+    assert!(near.contains("core_attn"), "{near}");
+    let both = [
+        SELECTIVE,
+        "train.recompute_modules=[\"mlp\"]",
+        "train.recompute_nth_matmul=2",
+    ];
+    let both = fault(&both);
+    assert!(both.contains("leave out one of them"), "{both}");
+    let full = fault(&["train.recompute=full", "train.recompute_modules=[\"mlp\"]"]);
+    assert!(full.contains("only selective recompute"), "{full}");
 }
 
 /// The last matmul of a block and the sum after it are rerun, too, although backward needs neither.

@@ -2,13 +2,14 @@
 
 use super::Checked;
 use crate::config::{
-    CompileMode, CudaGraph, DocumentLengths, Family, LayerType, LrSchedule, Recompute,
-    RecomputeLayers, Scenario,
+    CompileMode, CudaGraph, DocumentLengths, Family, LayerType, LrSchedule, MlpType, Recompute,
+    RecomputeLayers, RecomputeModule, Scenario,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models::Inputs;
 use crate::names::nearest;
 use crate::ops::forward_names;
+use crate::scenario::ScenarioErrorKind;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::scenario::value::Value;
@@ -59,6 +60,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
     }
     saved_operations(d)?;
+    recomputed_modules(s, d)?;
     documents(s, d)?;
     let captured = s.compile.cuda_graph != CudaGraph::Off;
     if t.use_reentrant && (s.compile.mode != CompileMode::Off || captured) {
@@ -187,6 +189,49 @@ fn uneven_chunk(s: &Scenario) -> Option<u64> {
     let seq = s.train.seq_len;
     let mut chunks = (0..s.model.layers as usize).filter_map(|layer| s.model.chunk(layer, seq));
     chunks.find(|&chunk| s.train.documents().cut(chunk).is_none())
+}
+
+/// Refuses parts of blocks that the model does not have, and two ways to choose what is kept.
+fn recomputed_modules(s: &Scenario, d: &Document) -> Checked {
+    let listed = d.value(Key::RecomputeModules).and_then(Value::array);
+    let listed = listed.unwrap_or_default();
+    if listed.is_empty() {
+        return Ok(());
+    }
+    for key in [Key::RecomputeSave, Key::RecomputeNthMatmul] {
+        if d.says(key) {
+            let message = format!(
+                "`recompute_modules` keeps everything but these modules, so `{}` has nothing to choose",
+                key.info().key
+            );
+            return Err(d
+                .conflict(&[Key::RecomputeModules, key], message)
+                .with_help("leave out one of them"));
+        }
+    }
+    let all = s.model.layers as usize;
+    let has_experts = s.model.has_experts();
+    let is_dense = !has_experts || (0..all).any(|layer| s.model.mlp_type(layer) != MlpType::Sparse);
+    for (value, module) in listed.iter().zip(&s.train.recompute_modules) {
+        let (is_there, what) = match module {
+            RecomputeModule::CoreAttn | RecomputeModule::LayerNorm => continue,
+            RecomputeModule::MlaUpProj => (s.model.options.latent.is_used(), "latent attention"),
+            RecomputeModule::Mlp => (is_dense, "dense feed-forward layer"),
+            RecomputeModule::Moe | RecomputeModule::MoeAct => (has_experts, "experts"),
+            RecomputeModule::SharedExperts => {
+                let width = s.model.options.experts.shared_expert_ffn;
+                (has_experts && width > 0, "shared expert")
+            }
+        };
+        if !is_there {
+            let message = format!("`{}`: the model has no {what}", module.name());
+            let error = d.error(value.origin, message);
+            return Err(error
+                .of(ScenarioErrorKind::NoMatch)
+                .with_help("leave it out of recompute_modules"));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses names in `recompute_save` that no operation has whose results can be kept.
