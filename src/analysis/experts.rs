@@ -44,6 +44,9 @@ const IMBALANCES: [f64; 2] = [1.5, 2.0];
 /// Factors on the rows of balanced routing.
 const CAPACITIES: [&str; 3] = ["1.0", "1.25", "2.0"];
 
+/// Factor that jobs with a limit usually have.
+const USUAL_CAPACITY: &str = "1.25";
+
 /// Predicts every change that a scenario with experts allows. Returns none without experts.
 #[must_use]
 pub(crate) fn try_all(
@@ -94,6 +97,14 @@ fn changes(base: &Scenario) -> Vec<(About, Change)> {
     for factor in CAPACITIES {
         let factor = format!("moe.capacity_factor={factor}");
         add(About::Capacity, &[factor]);
+    }
+    // These send all rows that ranks reserve, which takes long in the worst case.
+    for dispatcher in [Dispatcher::AllToAll, Dispatcher::Padded] {
+        let sets = [
+            format!("moe.dispatcher={}", dispatcher.name()),
+            format!("moe.capacity_factor={USUAL_CAPACITY}"),
+        ];
+        add(About::Capacity, &sets);
     }
     all
 }
@@ -159,7 +170,7 @@ mod tests {
         let whole = labels("small-moe", &[]);
         let others = || whole.iter().filter(|(about, _)| *about != About::Ep);
         assert!(others().all(|(_, label)| label.starts_with("mesh.ep=4 ")));
-        assert_eq!(others().count(), 5 + 2 + 3);
+        assert_eq!(others().count(), 5 + 2 + 3 + 2);
         let divided = labels("small-moe", &["mesh.ep=2", "moe.dispatcher=peer"]);
         let capacity = (About::Capacity, "moe.capacity_factor=1.25".to_owned());
         assert!(divided.contains(&capacity), "{divided:?}");

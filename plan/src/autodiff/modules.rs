@@ -1,6 +1,7 @@
 //! The parts of blocks that selective recompute can name (`train.recompute_modules`).
 //!
-//! Source: `--recompute-modules` of Megatron-LM (`megatron/core/transformer/transformer_config.py`).
+//! Source: `--recompute-modules` of Megatron-LM
+//! (`megatron/core/transformer/transformer_config.py`).
 
 use crate::config::RecomputeModule;
 use crate::graph::{Act, Op};
@@ -51,8 +52,8 @@ impl Parts {
         }
     }
 
-    /// Returns whether backward runs an op again. The results of all others are kept. Views are made
-    /// again, which takes no time.
+    /// Returns whether backward runs an op again. The results of all others are kept. Views are
+    /// made again, which takes no time.
     pub(super) fn rerun(&self, op: &Op) -> bool {
         let at = op.module.index();
         let kind = match op.act {
@@ -137,8 +138,8 @@ fn is_core(kind: OpKind) -> bool {
     )
 }
 
-/// Returns whether an op of experts is part of their activation, which multiplies by routing weights
-/// as well.
+/// Returns whether an op of experts is part of their activation, which multiplies by routing
+/// weights as well.
 fn is_activation(kind: OpKind) -> bool {
     matches!(
         kind,
