@@ -765,3 +765,16 @@ proptest! {
         }
     }
 }
+
+/// Layers 0 and 5, and every second layer, are dense. The number of parameters is that of
+/// `Qwen3MoeForCausalLM` (transformers 5.24) on the meta device.
+#[test]
+fn dense_layers_may_be_anywhere() {
+    let config = r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "decoder_sparse_step": 2, "mlp_only_layers": [0, 5], "tie_word_embeddings": false, "num_experts": 128, "norm_topk_prob": true}"#;
+    let s = read("mixed", config, &[]).unwrap();
+    assert_eq!(parameters(&s), 16_369_793_024);
+    let first = config.replace("[0, 5]", "[0, 1]");
+    let s = read("first", &first, &[]).unwrap();
+    assert!(s.model.options.mlp_layer_types.is_empty());
+    assert_eq!(s.model.options.experts.dense_layers, 2);
+}

@@ -1,7 +1,8 @@
 //! Types with linear attention in some layers: the gated delta rule.
 
 use super::experts::{
-    DENSE, EXPERT_FFN, EXPERTS as ALL_EXPERTS, KEPT_GROUPS, NORMALIZED, ROUTE_SCALE, concat, shared,
+    DENSE, EXPERT_FFN, EXPERTS as ALL_EXPERTS, KEPT_GROUPS, MIXED, NORMALIZED, ROUTE_SCALE, concat,
+    shared,
 };
 use super::hybrid::NO_POSITIONS;
 use super::read::{FULL, LINEAR, Listed, NO_ROPE, SLIDING, by_layer, integer, words};
@@ -259,7 +260,10 @@ pub(super) const EXPERTS: &[HfType] = &[
             ("aux_loss_kind", Given::Str("hf")),
         ],
         common: DELTA_SHAPE,
-        fields: &concat::<{ SPARSE.len() + 2 }>(SPARSE, &[DENSE, delta(DeltaProjections::Two)]),
+        fields: &concat::<{ SPARSE.len() + 3 }>(
+            SPARSE,
+            &[DENSE, MIXED, delta(DeltaProjections::Two)],
+        ),
     },
     HfType {
         model_type: "qwen3_5_moe_text",

@@ -1,6 +1,6 @@
 //! Mixtures of experts.
 
-use super::read::{FULL, LINEAR, Listed, by_layer, integer};
+use super::read::{FULL, LINEAR, Listed, by_layer, integer, size};
 use super::{HIDDEN_ACT, PARTIAL_HALF, RMS_EPS_5, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
@@ -36,19 +36,46 @@ pub(super) const DENSE: Field = field(
         Computed {
             also: &[],
             read: |file| {
-                let Some(Value::Array(layers)) = file("mlp_only_layers") else {
-                    return Ok(None);
-                };
-                let first = (0u64..).zip(&layers).all(|(n, layer)| *layer == n);
-                match first {
-                    true => Ok(Some(layers.len().into())),
-                    false => Err("`mlp_only_layers` must list the first layers".to_owned()),
-                }
+                let dense = dense_layers(file);
+                let first = are_first(&dense);
+                Ok(first.then(|| dense.len().into()))
             },
             write: |model| Some((0..model["dense_layers"].as_u64()?).collect()),
         },
     ),
 );
+/// The kind of each layer, if those without experts are not the first ones.
+pub(super) const MIXED: Field = derived(
+    "mlp_layer_types",
+    &["mlp_only_layers", "decoder_sparse_step"],
+    |file| {
+        let dense = dense_layers(file);
+        if are_first(&dense) {
+            return Ok(None);
+        }
+        let every = size(file, "decoder_sparse_step", 1)?;
+        by_layer(file, |layer| {
+            match dense.contains(&layer.into()) || !(layer + 1).is_multiple_of(every) {
+                true => "dense",
+                false => "sparse",
+            }
+        })
+    },
+);
+
+/// Returns the layers that `mlp_only_layers` lists.
+fn dense_layers(file: Fields<'_>) -> Vec<Value> {
+    match file("mlp_only_layers") {
+        Some(Value::Array(layers)) => layers,
+        _ => Vec::new(),
+    }
+}
+
+/// Returns whether layers are the first ones, in order.
+fn are_first(layers: &[Value]) -> bool {
+    (0u64..).zip(layers).all(|(n, layer)| *layer == n)
+}
+
 /// The first layers, which have no experts, and every n-th of the others, which has.
 pub(super) const FIRST_DENSE: Field = field(
     &["first_k_dense_replace"],
@@ -391,6 +418,7 @@ pub(super) const TYPES: &[HfType] = &[
             NORMALIZE,
             SPARSE_STEP,
             DENSE,
+            MIXED,
             field(&["qkv_bias"], Meaning::HasBias(BiasPart::Qkv, true)),
         ],
     },
@@ -414,6 +442,7 @@ pub(super) const TYPES: &[HfType] = &[
             NORMALIZE,
             SPARSE_STEP,
             DENSE,
+            MIXED,
         ],
     },
     HfType {
