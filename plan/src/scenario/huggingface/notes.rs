@@ -145,7 +145,9 @@ impl Config<'_> {
                 .any(|part| name.contains(part));
         // Parts of linear layers that were divided in pretraining: 1 is not divided.
         let whole = name == "pretraining_tp" && self.json(name).is_some_and(|n| n == 1);
+        let silent = name.contains("noise") && self.json(name).is_some_and(|n| n == 0.0);
         let empty = whole
+            || silent
             || match self.json(name) {
                 None => true,
                 Some(value) => value == false || value.as_array().is_some_and(Vec::is_empty),

@@ -304,7 +304,7 @@ fn a_decoder_without_its_encoder_is_refused() {
 fn what_is_not_used_is_reported() {
     let config = LLAMA.replace(
         "\"hidden_act\"",
-        "\"quantization_config\": {\"quant_method\": \"fp8\"}, \"mtp_layers\": 1, \"bound\": [0, Infinity], \"hidden_act\"",
+        "\"quantization_config\": {\"quant_method\": \"fp8\"}, \"mtp_layers\": 1, \"router_jitter_noise\": 0.0, \"input_noise\": 0.1, \"bound\": [0, Infinity], \"hidden_act\"",
     );
     let text = format!("[model]\npreset = \"there/config.json\"\n{REST}");
     let f = Folder::new(
@@ -316,7 +316,7 @@ fn what_is_not_used_is_reported() {
         notes,
         [
             "`quantization_config` (fp8) is not used: weights have the types of [precision]",
-            "a llama does not use `bound`, `mtp_layers`",
+            "a llama does not use `bound`, `input_noise`, `mtp_layers`",
             "`bound` holds Infinity or NaN, which are not JSON",
         ]
     );
