@@ -1396,6 +1396,7 @@ mod foundry;
 mod litgpt;
 mod megatron;
 mod overrides;
+mod published;
 mod recipes;
 mod scripts;
 mod swift;
