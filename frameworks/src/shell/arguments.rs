@@ -102,15 +102,16 @@ impl Command {
 }
 
 impl Command {
-    /// Returns whether the name of a script of the command has one of some words, as
-    /// `run_dpo.py` has `dpo`.
+    /// Returns whether the name of a script of the command, or of the folder that it is in, has one
+    /// of some words, as `run_dpo.py` and `dpo/run.py` have `dpo`.
     pub(crate) fn names_word(&self, words: &[&str]) -> bool {
-        let scripts = self
-            .words
-            .iter()
-            .filter_map(|w| file_name(w).strip_suffix(".py"));
-        let mut parts = scripts.flat_map(|name| name.split(['_', '-', '.']));
-        parts.any(|part| words.contains(&part))
+        let scripts = self.words.iter().filter_map(|w| w.text.strip_suffix(".py"));
+        let mut names = scripts.flat_map(|path| path.rsplit('/').take(2));
+        names.any(|name| {
+            let name = name.to_ascii_lowercase();
+            name.split(['_', '-', '.'])
+                .any(|part| words.contains(&part))
+        })
     }
 }
 

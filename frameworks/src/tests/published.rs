@@ -196,3 +196,118 @@ fn a_key_gives_the_format_of_the_file_that_it_names() {
         has(&job, &[wanted]);
     }
 }
+
+/// `training_scripts/llama2/run_llama2_7b_lora.sh` in the folders `step1_supervised_finetuning` and
+/// `step2_dpo_finetuning` of DeepSpeed-Chat (deepspeedai/DeepSpeedExamples).
+#[test]
+fn defaults_of_arguments_and_names_of_folders_are_read() {
+    let script = "OUTPUT=$1\nZERO_STAGE=$2\nif [ \"$OUTPUT\" == \"\" ]; then\n    OUTPUT=./output\nfi\n\
+        if [ \"$ZERO_STAGE\" == \"\" ]; then\n    ZERO_STAGE=3\nfi\nmkdir -p $OUTPUT\n\
+        deepspeed main.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 \\\n\
+        --max_seq_len 512 --gradient_checkpointing --zero_stage $ZERO_STAGE --deepspeed --output_dir $OUTPUT\n";
+    let job = read(script);
+    has(&job, &[("fsdp.strategy", "\"optim_grads_params\"")]);
+    assert!(doubts(&job).is_empty());
+    let tested = "if [ -z \"$ZERO_STAGE\" ]; then\n    ZERO_STAGE=3\nfi\n";
+    let plain = "if [ \"$ZERO_STAGE\" == \"\" ]; then\n    ZERO_STAGE=3\nfi\n";
+    for by in [tested, "ZERO_STAGE=${ZERO_STAGE:-3}\n"] {
+        let job = read(&script.replace(plain, by));
+        has(&job, &[("fsdp.strategy", "\"optim_grads_params\"")]);
+    }
+    // A stage that the script sets is kept.
+    let job = read(&script.replace("ZERO_STAGE=$2", "ZERO_STAGE=2"));
+    has(&job, &[("fsdp.strategy", "\"optim_grads\"")]);
+
+    let in_folder = |folder: &str| {
+        let name = format!("training/{folder}/training_scripts/llama2/run.sh");
+        try_text(&name, script, &eight()).map(|_| ())
+    };
+    for folder in ["step2_dpo_finetuning", "step2_reward_model_finetuning"] {
+        let error = in_folder(folder).unwrap_err();
+        assert!(
+            error.contains("preferences or rewards") && error.contains(folder),
+            "{error}"
+        );
+    }
+    assert_eq!(in_folder("step1_supervised_finetuning"), Ok(()));
+    // The folder of the script that the command runs says it, too.
+    let moved = script.replace("main.py", "dpo/main.py");
+    assert!(refused("train.sh", &moved).contains("preferences or rewards"));
+}
+
+/// `examples/scripts/train_sft.sh` and `train_ppo_ray_hybrid_engine.sh` of OpenRLHF, and
+/// `scripts/run-qwen3-235B-A22B-sft.sh` of THUDM/slime.
+#[test]
+fn other_programs_are_refused_by_name_whatever_their_options_resemble() {
+    let sft = "read -r -d '' training_commands <<EOF\nopenrlhf.cli.train_sft \\\n   --data.max_len 2048 \\\n   \
+        --train.batch_size 256 \\\n   --train.micro_batch_size 2 \\\n   \
+        --model.model_name_or_path meta-llama/Meta-Llama-3-8B \\\n   --ds.zero_stage 2\nEOF\n    # --wandb\n\n\
+        if [[ ${1} != \"slurm\" ]]; then\n    deepspeed --module $training_commands\nfi\n";
+    let error = refused("train.sh", sft);
+    assert!(
+        error.contains("OpenRLHF are not read") && error.contains("--set"),
+        "{error}"
+    );
+    assert!(error.starts_with("train.sh:12:"), "{error}");
+    let ppo = "python3 -m openrlhf.cli.train_ppo_ray --train.batch_size 128 --actor.model_name_or_path x\n";
+    assert!(refused("train.sh", ppo).contains("OpenRLHF"));
+    let slime = "python3 train_async.py --hf-checkpoint /x/Qwen3-235B-A22B --rollout-function-path \
+        slime.rollout.sft_rollout.generate_rollout --rollout-batch-size 128 --global-batch-size 128 \
+        --tensor-model-parallel-size 4 --use-dynamic-batch-size --max-tokens-per-gpu 9216\n";
+    assert!(refused("train.sh", slime).contains("slime"));
+    let olmo = "torchrun --nproc_per_node=8 open_instruct/olmo_core_finetune.py --model_name_or_path \
+        Qwen/Qwen3-0.6B --max_seq_length 4096 --per_device_train_batch_size 1\n";
+    assert!(refused("train.sh", olmo).contains("OLMo-core"));
+}
+
+/// `examples/configs/qwen3-8b-eagle3-offline-disaggregated.yaml` of SpecForge,
+/// `examples/math/gsm8k_sft_archon_fp8.yaml` of AReaL, `examples/vlm_sft/sft.toml` of prime-rl.
+#[test]
+fn files_of_other_frameworks_are_refused_by_name() {
+    let specforge = "model: {target_model_path: Qwen/Qwen3-8B}\ntraining: {strategy: eagle3, batch_size: 1}\n\
+                     output_dir: outputs\n";
+    assert!(refused("job.yaml", specforge).contains("SpecForge"));
+    let areal = "seed: 1\ncluster: {n_nodes: 1, fileroot: /tmp/areal}\nactor: {backend: 'archon:d8', path: x}\n";
+    assert!(refused("job.yaml", areal).contains("AReaL"));
+    let prime = "max_steps = 20\n[model]\nname = \"Qwen/Qwen3.5-0.8B\"\noptimization_dtype = \"bfloat16\"\n\
+                 [data]\nbatch_size = 1\nseq_len = 16384\n";
+    assert!(refused("job.toml", prime).contains("prime-rl"));
+    assert!(crate::is_refused(prime));
+    assert!(!crate::is_refused("[model]\npreset = \"llama3-8b\"\n"));
+    // A file of an unknown program with a key of the Trainer decides nothing.
+    let unknown = "output_dir: outputs\nrun: {stages: 3}\n";
+    let error = refused("job.yaml", unknown);
+    assert!(
+        error.starts_with("job.yaml: the format is not known")
+            && error.contains("per_device_train_batch_size"),
+        "{error}"
+    );
+}
+
+/// `3.test_cases/pytorch/FSDP/slurm/llama3_2_1b-training.sbatch` of
+/// aws-samples/awsome-distributed-training, and a task of SkyPilot that starts FastChat.
+#[test]
+fn commands_of_declared_arrays_and_of_tasks_are_read() {
+    let aws = "declare -a TORCHRUN_ARGS=(\n    --nproc_per_node=8\n    --nnodes=$SLURM_JOB_NUM_NODES\n)\n\
+        export TORCHRUN=torchrun\nexport TRAIN_SCRIPT=${TRAIN_SCRIPT:=../src/train.py}\n\
+        declare -a TRAINING_ARGS=(\n    --max_context_width=8192\n    --num_key_value_heads=2\n    \
+        --hidden_width=2048\n    --num_layers=16\n    --train_batch_size=1\n)\n\
+        srun -l \"${ARGS[@]}\" ${TORCHRUN} \"${TORCHRUN_ARGS[@]}\" $TRAIN_SCRIPT \"${TRAINING_ARGS[@]}\"\n";
+    let error = refused("train.sbatch", aws);
+    assert!(error.contains("the FSDP example of AWS"), "{error}");
+    let task = "resources:\n  accelerators: A100-80GB:8\nnum_nodes: 1\nrun: |\n  torchrun --nproc_per_node=8 \
+        fastchat/train/train.py --model_name_or_path Qwen/Qwen3-8B --bf16 True \\\n    \
+        --per_device_train_batch_size 4 --model_max_length 2048\nenvs:\n  A: --not-an-option\n";
+    let job = try_text("task.yaml", task, &eight()).unwrap();
+    has(
+        &job,
+        &[("train.micro_batch", "4"), ("train.seq_len", "2048")],
+    );
+    let at = job
+        .rows()
+        .iter()
+        .find(|r| r.key == "model_max_length")
+        .unwrap();
+    assert_eq!(at.place.as_ref().unwrap().at.line, 6);
+    assert!(job.rows().iter().all(|r| r.key != "not_an_option"));
+}
