@@ -284,6 +284,149 @@ fn files_of_other_frameworks_are_refused_by_name() {
     );
 }
 
+/// `examples/vlm_finetune/gemma3/gemma3_vl_4b_medpix_peft.yaml` and
+/// `qwen3/qwen3_vl_moe_30b_neat_packing.yaml` of NeMo Automodel.
+#[test]
+fn automodel_packs_freezes_and_chooses_attention() {
+    let read = |model: &str, more: &str| {
+        let text = format!(
+            "step_scheduler: {{local_batch_size: 1, global_batch_size: 8}}\ndistributed: {{strategy: fsdp2}}\n\
+             model:\n  pretrained_model_name_or_path: x\n{more}"
+        );
+        let options = Options {
+            model: Some(Path::new(SIZES).join(model)),
+            ..eight()
+        };
+        let mut job =
+            try_text("job.yaml", &text, &options).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        job.scenario(&[]).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        job
+    };
+    let text = "DeepSeek-R1-Distill-Qwen-14B.json";
+    let job = read(
+        text,
+        "  attn_implementation: eager\ndataset: {seq_len: 2048}\n",
+    );
+    has(
+        &job,
+        &[
+            ("model.attn_implementation", "\"eager\""),
+            ("model.implementation", "\"transformers\""),
+        ],
+    );
+    let job = read(text, "  attn_implementation: flash_attention_2\n");
+    assert_eq!(setting(&job, "model.implementation"), None);
+    let packed = "packed_sequence: {pretokenize: true, max_length: 1024, pack_size: 2048}\n";
+    has(&read(text, packed), &[("train.seq_len", "2048")]);
+    let padded = "packed_sequence: {pretokenize: true, max_length: 1024}\n";
+    has(&read(text, padded), &[("train.seq_len", "1024")]);
+
+    let vision = "Qwen2.5-VL-7B-Instruct.json";
+    let frozen = |flags: &str| {
+        let more = format!("dataset: {{seq_len: 2048}}\nfreeze_config: {{{flags}}}\n");
+        setting(&read(vision, &more), "fsdp.frozen")
+    };
+    // The projector is a part of `visual`, which AutoModel freezes as a whole.
+    let tower = Some(r#"["vision"]"#.to_owned());
+    assert_eq!(frozen("freeze_vision_tower: true"), tower);
+    assert_eq!(frozen("freeze_language_model: false"), tower);
+    assert_eq!(frozen("freeze_vision_tower: false"), None);
+    assert_eq!(
+        setting(&read(vision, "dataset: {seq_len: 2048}\n"), "fsdp.frozen"),
+        None
+    );
+}
+
+/// `qwen-vl-finetune/scripts/{sft_7b,sft_30a3b_lora}.sh` of QwenLM/Qwen3-VL.
+#[test]
+fn scripts_of_qwen_vl_train_the_parts_that_they_say() {
+    let script = |more: &str| {
+        format!(
+            "torchrun --nproc_per_node=8 qwenvl/train/train_qwen.py --model_name_or_path x --data_flatten True \
+             --bf16 --per_device_train_batch_size 4 --model_max_length 1024 {more}\n"
+        )
+    };
+    let vision = "Qwen2.5-VL-7B-Instruct.json";
+    let tuned = |flags: &str| setting(&read_with_model(&script(flags), vision), "fsdp.frozen");
+    let tower = Some(r#"["vision.patches", "vision.layers.*"]"#.to_owned());
+    let only_language = "--tune_mm_vision False --tune_mm_mlp True --tune_mm_llm True";
+    assert_eq!(tuned(only_language), tower);
+    assert_eq!(
+        tuned("--tune_mm_vision True --tune_mm_mlp True --tune_mm_llm True"),
+        None
+    );
+    assert_eq!(
+        tuned("--tune_mm_llm True"),
+        Some(r#"["vision"]"#.to_owned())
+    );
+    assert_eq!(tuned(""), None);
+    let job = read_with_model(
+        &script(&format!("{only_language} --lora_enable True")),
+        vision,
+    );
+    has(
+        &job,
+        &[
+            ("lora.r", "64"),
+            ("lora.lora_alpha", "128.0"),
+            (
+                "lora.target_modules",
+                r#"["q_proj", "k_proj", "v_proj", "o_proj"]"#,
+            ),
+        ],
+    );
+}
+
+/// `scripts/v1_5/{pretrain,finetune_lora}.sh` of haotian-liu/LLaVA.
+#[test]
+fn scripts_of_llava_are_not_given_options_of_fsdp() {
+    let script = |more: &str| {
+        format!(
+            "deepspeed llava/train/train_mem.py --model_name_or_path lmsys/vicuna-13b-v1.5 --version v1 --bf16 True \
+             --per_device_train_batch_size 16 --model_max_length 2048 {more}\n"
+        )
+    };
+    let model = "DeepSeek-R1-Distill-Qwen-14B.json";
+    let job = read_with_model(&script(""), model);
+    assert_eq!(
+        row(&job, "version").0,
+        Status::NoCounterpart(Lack::Accuracy)
+    );
+    let job = read_with_model(&script("--lora_enable True"), model);
+    has(
+        &job,
+        &[("lora.r", "64"), ("lora.target_modules", "\"all-linear\"")],
+    );
+    let job = read_with_model(&script("--lora_enable True --lora_r 128"), model);
+    has(&job, &[("lora.r", "128")]);
+    let job = read_with_model(&script("--tune_mm_mlp_adapter True"), model);
+    let refused: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+    assert_eq!(refused, ["tune_mm_mlp_adapter"]);
+    // Accelerate's own names have the prefix.
+    let job = read_with_model(
+        &script("--fsdp 'full_shard auto_wrap' --fsdp_version 2"),
+        model,
+    );
+    has(&job, &[("fsdp.units", "\"block_and_ends\"")]);
+}
+
+/// `scripts/train_lora.sh` of lm-sys/FastChat has options of LoRA, and no flag for it.
+#[test]
+fn options_of_lora_without_a_flag_mean_lora() {
+    let script = "deepspeed fastchat/train/train_lora.py --model_name_or_path Qwen/Qwen3-8B --lora_r 8 \
+        --lora_alpha 16 --lora_dropout 0.05 --fp16 True --per_device_train_batch_size 2 --model_max_length 2048 \
+        --q_lora False";
+    let job = read(&format!("{script}\n"));
+    has(&job, &[("lora.r", "8"), ("lora.lora_alpha", "16.0")]);
+    assert_eq!(row(&job, "lora_r").0, Status::Assumed);
+    assert_eq!(doubts(&job), ["lora.r"]);
+    // TRL has a flag, which is off by default.
+    let job = read(&format!("{script} --dataset_text_field text\n"));
+    assert_eq!(setting(&job, "lora.r"), None);
+    let job = read(&format!("{script} --use_peft False\n"));
+    assert_eq!(setting(&job, "lora.r"), None);
+}
+
 /// `3.test_cases/pytorch/FSDP/slurm/llama3_2_1b-training.sbatch` of
 /// aws-samples/awsome-distributed-training, and a task of SkyPilot that starts FastChat.
 #[test]
