@@ -203,6 +203,11 @@ pub(crate) fn parse_as(
         .find(|(_, signs)| signs.iter().any(|path| root.has(path)));
     match found {
         Some((format, _)) => Ok((format, root)),
+        None if root.has("run") && OF_TASKS.iter().any(|key| root.has(key.trim_end_matches(':'))) => {
+            let message = "a task of SkyPilot is read if its commands are a block of text (`run: |`): write them as \
+                           one, or give the script or the configuration that they start";
+            Err(ConfigError::at(file, root.at, message.to_owned()))
+        }
         None => Err(ConfigError::File {
             file: file.to_owned(),
             message:

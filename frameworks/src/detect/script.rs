@@ -48,7 +48,7 @@ const OF_LITGPT: [&str; 6] = [
 const ON_PREFERENCES: [&str; 9] = [
     "dpo", "ipo", "kto", "orpo", "ppo", "grpo", "rloo", "reward", "rlhf",
 ];
-/// Words in names of folders with supervised training.
+/// Words in names of scripts and folders with supervised training.
 const SUPERVISED: [&str; 4] = ["sft", "supervised", "pretrain", "pretraining"];
 /// Names of scripts that do not say what they train on.
 const ANY_TRAINING: [&str; 4] = ["main", "train", "run", "finetune"];
@@ -134,10 +134,13 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         return Ok((&VEOMNI_SCRIPT, nested_names(&arguments)));
     }
     if has_arguments(arguments) {
-        if command.names_word(&ON_PREFERENCES) {
+        let supervised = command.names_word(&SUPERVISED);
+        let by_folder = !supervised && command.folder_has_word(&ON_PREFERENCES);
+        if command.names_word(&ON_PREFERENCES) || by_folder {
             return Err(ConfigError::at(file, arguments.at, PREFERENCES));
         }
-        if command.names_word(&ANY_TRAINING)
+        if !supervised
+            && command.names_word(&ANY_TRAINING)
             && let Some(folder) = preferences_in(file)
         {
             let message = format!(

@@ -102,11 +102,22 @@ impl Command {
 }
 
 impl Command {
-    /// Returns whether the name of a script of the command, or of the folder that it is in, has one
-    /// of some words, as `run_dpo.py` and `dpo/run.py` have `dpo`.
+    /// Returns whether the name of a script of the command has one of some words, as
+    /// `run_dpo.py` has `dpo`.
     pub(crate) fn names_word(&self, words: &[&str]) -> bool {
+        self.part_has(0, words)
+    }
+
+    /// Returns whether the name of the folder of a script has one of some words.
+    pub(crate) fn folder_has_word(&self, words: &[&str]) -> bool {
+        self.part_has(1, words)
+    }
+
+    /// Returns whether the path of a script has one of some words in the part that is `nth` from
+    /// its end.
+    fn part_has(&self, nth: usize, words: &[&str]) -> bool {
         let scripts = self.words.iter().filter_map(|w| w.text.strip_suffix(".py"));
-        let mut names = scripts.flat_map(|path| path.rsplit('/').take(2));
+        let mut names = scripts.filter_map(|path| path.rsplit('/').nth(nth));
         names.any(|name| {
             let name = name.to_ascii_lowercase();
             name.split(['_', '-', '.'])

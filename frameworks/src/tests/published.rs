@@ -230,9 +230,10 @@ fn defaults_of_arguments_and_names_of_folders_are_read() {
         );
     }
     assert_eq!(in_folder("step1_supervised_finetuning"), Ok(()));
-    // The folder of the script that the command runs says it, too.
-    let moved = script.replace("main.py", "dpo/main.py");
-    assert!(refused("train.sh", &moved).contains("preferences or rewards"));
+    // The folder of the script that the command runs says it, too, unless its name says more.
+    let moved = |to: &str| script.replace("main.py", to);
+    assert!(refused("train.sh", &moved("dpo/main.py")).contains("preferences or rewards"));
+    assert!(try_text("train.sh", &moved("rlhf/train_sft.py"), &eight()).is_ok());
 }
 
 /// `examples/scripts/train_sft.sh` and `train_ppo_ray_hybrid_engine.sh` of OpenRLHF, and
@@ -453,4 +454,6 @@ fn commands_of_declared_arrays_and_of_tasks_are_read() {
         .unwrap();
     assert_eq!(at.place.as_ref().unwrap().at.line, 6);
     assert!(job.rows().iter().all(|r| r.key != "not_an_option"));
+    let line = "resources: {accelerators: A100:8}\nrun: torchrun train.py --bf16\n";
+    assert!(refused("task.yaml", line).contains("`run: |`"));
 }
