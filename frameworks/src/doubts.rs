@@ -11,7 +11,7 @@ const LENGTH: &str = "train.seq_len";
 const OPTIMIZER: &str = "train.optimizer";
 
 /// Scenario keys that change numbers, and hardly time or memory.
-const OF_NUMBERS: [&str; 13] = [
+const OF_NUMBERS: [&str; 12] = [
     "train.lr",
     "train.min_lr",
     "train.lr_schedule",
@@ -20,8 +20,7 @@ const OF_NUMBERS: [&str; 13] = [
     "train.decay_norms_and_biases",
     "train.clip_norm",
     "train.eps",
-    "train.beta1",
-    "train.beta2",
+    "train.betas",
     "lora.lora_alpha",
     "lora.lora_dropout",
     "lora.use_rslora",
