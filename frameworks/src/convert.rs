@@ -2,6 +2,7 @@
 
 use crate::adapters::Targets;
 use crate::reader::float;
+pub(crate) use crate::row::DATA;
 use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, ROUTING, list, quoted};
 use crate::tree::{Name, Node, Value};
 
@@ -9,7 +10,6 @@ type Converted = Result<Effect, String>;
 
 pub(crate) const SAVING: &str = "loading and saving, not part of a step";
 pub(crate) const LOGGING: &str = "logging, not part of a step";
-pub(crate) const DATA: &str = "data, not part of a step";
 pub(crate) const PACKED: &str =
     "sequences are predicted as full; train.document_lengths says which documents they hold";
 /// Why Muon is not predicted under engines that shard individual matrices.

@@ -17,12 +17,15 @@ use self::frameworks::Rules;
 use crate::Options;
 use crate::adapters::Targets;
 use crate::convert::REFERENCE;
+use crate::doubts;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
+use crate::formats::TRAINER;
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status};
 use crate::table::{Engine, Fact, Format, list, quoted};
+use std::path::Path;
 
 /// Why options of transformers' own code are not used.
 const FUSED: &str = "models with fused kernels are predicted without dropout, with fused attention";
@@ -42,6 +45,8 @@ const PER_NODE: u64 = 8;
 /// Fails if sizes contradict one another, or if neither the files nor the options give a value that
 /// is needed.
 pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
+    reader.draft.settle_model();
+    recognized(reader)?;
     let rules = frameworks::rules(&reader.formats);
     for of in &rules {
         (of.refuse)(&mut reader.draft);
@@ -68,8 +73,33 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     fallbacks(draft, formats, accelerated);
     unused(draft);
     draft.share();
+    doubts::settle(draft);
     mark(&mut draft.rows);
     Ok(())
+}
+
+/// Scenario keys of which a configuration of the Trainer decides at least one.
+const OF_BATCH: [&str; 3] = ["train.micro_batch", "train.grad_accum", LENGTH];
+
+/// Refuses a file that has keys of the Trainer, such as `output_dir`, but neither a model nor a
+/// batch nor a length of sequences: it belongs to another program.
+///
+/// # Errors
+/// Fails if the file is one of these.
+fn recognized(reader: &Reader) -> Result<(), ConfigError> {
+    let draft = &reader.draft;
+    let ([format], Some(first)) = (reader.formats.as_slice(), draft.rows.first()) else {
+        return Ok(());
+    };
+    let decides = draft.model.is_some() || OF_BATCH.iter().any(|key| draft.value(key).is_some());
+    if format.name != TRAINER.name || decides {
+        return Ok(());
+    }
+    let message = "the format is not known: it has keys of the Hugging Face Trainer, but neither a model \
+                   (model_name_or_path) nor a batch (per_device_train_batch_size) nor a length of sequences \
+                   (max_length). If these are the Trainer's defaults, say so with per_device_train_batch_size: 8";
+    let file = first.place.as_ref().map_or("", |place| &place.file);
+    Err(ConfigError::file(Path::new(file), message))
 }
 
 /// Decides the sizes of the model and the mesh. Returns the number of data-parallel ranks.
@@ -185,6 +215,7 @@ fn unsaid_length(draft: &mut Draft) {
             "no key gives a length of sequences: the model's, up to 8192, unless --set train.seq_len=N says it"
                 .to_owned(),
         ),
+        doubt: None,
     });
 }
 
@@ -194,7 +225,12 @@ fn unsaid_length(draft: &mut Draft) {
 /// Fails if another key gives a different value.
 fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::PackedLength) else {
-        return Ok(());
+        return match draft.fact(Fact::SampleLength) {
+            Some(longest) if draft.value(LENGTH).is_none() => {
+                draft.set(longest.row, LENGTH, longest.value.to_string())
+            }
+            _ => Ok(()),
+        };
     };
     let why = "packed sequences are longer";
     draft.unset(LENGTH, Lack::Nothing, why);

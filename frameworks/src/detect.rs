@@ -155,12 +155,28 @@ const SIGNS: [(&Format, &[&str]); 15] = [
 ///
 /// # Errors
 /// Fails on an unknown format or a syntax error.
+#[cfg(test)]
 pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), ConfigError> {
+    parse_as(file, text, None)
+}
+
+/// Parses the text of a file. If the format is given, it may have too few keys to be recognized.
+///
+/// # Errors
+/// Fails on a syntax error, or if the format is neither given nor known.
+pub(crate) fn parse_as(
+    file: &str,
+    text: &str,
+    format: Option<&'static Format>,
+) -> Result<(&'static Format, Node), ConfigError> {
     let ends = |ending: &str| file.to_ascii_lowercase().ends_with(ending);
     if let Some(logged) = logged(text) {
         return Ok((&TORCHTITAN, yaml::parse(file, &logged)?));
     }
-    if is_script(file, text) {
+    if let Some(commands) = commands_of_task(file, text) {
+        return script::format(file, shell::parse(file, &commands)?);
+    }
+    if is_shell(file, text) {
         return script::format(file, shell::parse(file, text)?);
     }
     let root = if ends(".toml") {
@@ -168,6 +184,9 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
     } else {
         lifted(yaml::parse(file, text)?)
     };
+    if let Some(format) = format {
+        return Ok((format, root));
+    }
     if let Some(other) = others::name(&root) {
         return Err(ConfigError::at(file, root.at, others::message(other)));
     }
@@ -184,6 +203,11 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
         .find(|(_, signs)| signs.iter().any(|path| root.has(path)));
     match found {
         Some((format, _)) => Ok((format, root)),
+        None if root.has("run") && OF_TASKS.iter().any(|key| root.has(key.trim_end_matches(':'))) => {
+            let message = "a task of SkyPilot is read if its commands are a block of text (`run: |`): write them as \
+                           one, or give the script or the configuration that they start";
+            Err(ConfigError::at(file, root.at, message.to_owned()))
+        }
         None => Err(ConfigError::File {
             file: file.to_owned(),
             message:
@@ -193,6 +217,11 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
                     .to_owned(),
         }),
     }
+}
+
+/// Returns whether a configuration is of a framework that is refused by name.
+pub(crate) fn is_refused(root: &Node) -> bool {
+    others::name(root).is_some()
 }
 
 /// Moves the configuration within a job of MosaicML's launcher (`mcli`), which is in `parameters`,
@@ -220,8 +249,40 @@ fn lifted(root: Node) -> Node {
 /// Section of an `mcli` job with the configuration.
 const PARAMETERS: &str = "parameters";
 
+/// Returns the commands in a task of SkyPilot, which are the text of its key `run`. All other lines
+/// are empty so that positions stay the same.
+fn commands_of_task(file: &str, text: &str) -> Option<String> {
+    let is_yaml = [".yaml", ".yml"].iter().any(|e| file.ends_with(e));
+    let has = |key: &&str| {
+        text.lines()
+            .any(|l| l.trim_end().split(' ').next() == Some(*key))
+    };
+    if !is_yaml || !OF_TASKS.iter().any(has) {
+        return None;
+    }
+    let is_block = |line: &str| {
+        let rest = line.strip_prefix("run:").map(str::trim);
+        rest.is_some_and(|r| r.starts_with('|'))
+    };
+    let start = text.lines().position(is_block)?;
+    let inside = |line: &str| line.is_empty() || line.starts_with([' ', '\t']);
+    let mut ended = false;
+    let lines = text.lines().enumerate().map(|(i, line)| {
+        ended |= i > start && !inside(line);
+        if i > start && !ended { line } else { "" }
+    });
+    Some(lines.map(|line| format!("{line}\n")).collect())
+}
+
+/// Keys of which a task of SkyPilot has at least one.
+const OF_TASKS: [&str; 4] = ["resources:", "num_nodes:", "setup:", "file_mounts:"];
+
 /// Returns whether a file is a shell script.
 pub(crate) fn is_script(file: &str, text: &str) -> bool {
+    commands_of_task(file, text).is_some() || is_shell(file, text)
+}
+
+fn is_shell(file: &str, text: &str) -> bool {
     let file = file.to_ascii_lowercase();
     let ends = |ending: &&str| file.ends_with(ending);
     [".sh", ".slurm", ".sbatch"].iter().any(ends) || text.starts_with("#!")

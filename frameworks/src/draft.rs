@@ -37,6 +37,8 @@ pub(crate) struct Draft {
     /// Its config.json, which decides its sizes if [`Draft::model`] names a folder, too.
     pub(crate) config: Option<NamedModel>,
     pub(crate) model: Option<NamedModel>,
+    /// Its name by a key that may mean something else.
+    maybe_model: Option<NamedModel>,
     pub(crate) family: Option<NamedModel>,
     pub(crate) flavor: Option<NamedModel>,
 }
@@ -51,6 +53,7 @@ impl Draft {
             status,
             settings: Vec::new(),
             why: None,
+            doubt: None,
         });
         self.rows.len() - 1
     }
@@ -96,6 +99,9 @@ impl Draft {
             }
             Effect::Model(name) => {
                 self.model.get_or_insert(NamedModel { name, row });
+            }
+            Effect::MaybeModel(name) => {
+                self.maybe_model.get_or_insert(NamedModel { name, row });
             }
             Effect::Family(name) => {
                 self.family.get_or_insert(NamedModel { name, row });
@@ -185,6 +191,11 @@ impl Draft {
         self.command = self.command.max(self.rows.len());
     }
 
+    /// Returns whether a row is an option of the command, and not a key of a file.
+    pub(crate) fn is_of_command(&self, row: usize) -> bool {
+        row < self.command
+    }
+
     /// Handles a row that gives another value than an earlier row.
     ///
     /// # Errors
@@ -271,6 +282,18 @@ impl Draft {
         dropped
     }
 
+    /// Names the model by a key that may mean something else, unless another key names it.
+    pub(crate) fn settle_model(&mut self) {
+        let Some(named) = self.maybe_model.take() else {
+            return;
+        };
+        if self.model.is_some() {
+            self.none(named.row, Lack::Nothing, "another key names the model");
+        } else {
+            self.model = Some(named);
+        }
+    }
+
     /// Returns a quantity.
     pub(crate) fn fact(&self, fact: Fact) -> Option<Given<u64>> {
         self.facts.get(&fact).copied()
@@ -285,6 +308,7 @@ impl Draft {
             status: Status::Assumed,
             settings: Vec::new(),
             why: Some(why.to_owned()),
+            doubt: None,
         });
         self.rows.len() - 1
     }
@@ -361,6 +385,7 @@ impl Draft {
             status,
             settings: vec![Setting { key, value }],
             why: Some(why.to_owned()),
+            doubt: None,
         });
     }
 

@@ -3,7 +3,7 @@
 use crate::draft::Draft;
 use crate::error::Place;
 use crate::reader::Reader;
-use crate::row::{Lack, Row, Status, UNSET_VARIABLE};
+use crate::row::{Doubt, Lack, Row, Status, UNSET_VARIABLE};
 use crate::table::Fact;
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{self, Position, SECTIONS, ScenarioError, ScenarioErrorKind};
@@ -81,6 +81,23 @@ impl Job {
     pub fn decisive(&self) -> impl Iterator<Item = &Row> {
         let rows = self.rows().iter();
         rows.filter(|r| r.status.lack() == Lack::Everything)
+    }
+
+    /// Returns the keys that may change the answer although the prediction does not follow them,
+    /// for a prediction with overrides.
+    pub fn doubts<'a>(
+        &'a self,
+        overrides: &'a [String],
+    ) -> impl Iterator<Item = (&'a Row, &'a Doubt)> {
+        let given = |key: &str| {
+            let mut keys = overrides.iter().filter_map(|o| o.split_once('='));
+            !key.is_empty() && keys.any(|(name, _)| name.trim() == key)
+        };
+        let doubts = self
+            .rows()
+            .iter()
+            .filter_map(|r| Some((r, r.doubt.as_ref()?)));
+        doubts.filter(move |(_, doubt)| !given(doubt.key))
     }
 
     /// Returns the scenario as TOML, with a comment on each line that names the source of its

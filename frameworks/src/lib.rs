@@ -26,6 +26,7 @@ mod adapters;
 mod convert;
 mod derive;
 mod detect;
+mod doubts;
 mod draft;
 pub mod emit;
 mod error;
@@ -48,7 +49,7 @@ mod tests;
 pub use error::{ConfigError, Place};
 pub use gpus::Gpus;
 pub use job::{Job, JobError};
-pub use row::{Lack, Row, Setting, Status};
+pub use row::{Doubt, Lack, Row, Setting, Status};
 
 use reader::Reader;
 use std::path::PathBuf;
@@ -62,6 +63,13 @@ pub struct Options {
     pub model: Option<PathBuf>,
     /// Hugging Face Hub cache in which to look for downloaded models.
     pub cache: Option<PathBuf>,
+}
+
+/// Returns whether a text in TOML is a configuration of a framework that is refused by name.
+#[must_use]
+pub fn is_refused(text: &str) -> bool {
+    let root = toml_file::parse("", text);
+    root.is_ok_and(|root| detect::is_refused(&root))
 }
 
 /// Reads the configuration of a job from one file or from several that belong together, such as a

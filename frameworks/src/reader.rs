@@ -1,11 +1,12 @@
 //! Reads configuration files with the tables of their formats.
 
 use crate::detect;
+use crate::doubts;
 use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
 use crate::formats::{ACCELERATE, DEEPSPEED, FSDP, PEFT, SWIFT_FSDP};
 use crate::interpolation;
-use crate::row::{Lack, Status, UNSET_VARIABLE};
+use crate::row::{Lack, Status, UNKNOWN, UNSET_VARIABLE};
 use crate::shell::{SOURCE, source_note};
 use crate::table::{Effect, Format, To, is_typo};
 use crate::tree::{Name, Node, Value};
@@ -90,9 +91,8 @@ impl Reader {
         format: Option<&'static Format>,
     ) -> Result<(), ConfigError> {
         let shown = path.display().to_string();
-        let (found, root) = detect::parse(&shown, text)?;
-        // If another file refers to this one, the key decides the format, unless the content is
-        // more specific.
+        // If another file refers to this one, the key decides the format.
+        let (found, root) = detect::parse_as(&shown, text, format)?;
         let format = format.unwrap_or(found);
         self.formats.push(format);
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -313,13 +313,15 @@ impl Reader {
             self.draft.none(row, Lack::Nothing, "not set");
             return Ok(());
         }
-        let names_model = matches!(to, To::Model) && node.text().is_some_and(ends_in_name);
+        let names_model =
+            matches!(to, To::Model | To::MaybeModel) && node.text().is_some_and(ends_in_name);
         if is_unset_variable(node) && !names_model {
             if matches!(to, To::File(_) | To::AnyFile | To::Preset(..)) {
                 self.draft.none(row, Lack::Everything, UNSET_FILE);
                 return Ok(());
             }
             self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
+            self.draft.rows[row].doubt = doubts::unset_variable(shown, node, to);
             return Ok(());
         }
         if node.is_auto() && matches!(to, To::Integer(_) | To::Number(_) | To::Fact(_)) {
@@ -331,14 +333,18 @@ impl Reader {
             To::Integer(key) => Effect::Set(key, node.count().map_err(at)?.to_string()),
             To::Number(key) => Effect::Set(key, float(node.number().map_err(at)?)),
             To::Fact(fact) => Effect::Fact(fact, node.count().map_err(at)?),
-            To::Model => {
+            To::Model | To::MaybeModel => {
                 let text = node
                     .text()
-                    .ok_or_else(|| at(node.expected("the name of a model")))?;
+                    .ok_or_else(|| at(node.expected("the name of a model")))?
+                    .to_owned();
                 if self.draft.model.is_none() {
                     self.model_folder = file.folder.to_owned();
                 }
-                Effect::Model(text.to_owned())
+                match to {
+                    To::MaybeModel => Effect::MaybeModel(text),
+                    _ => Effect::Model(text),
+                }
             }
             To::File(format) => return self.follow(file, Some(format), node, row, shown),
             To::AnyFile => return self.follow(file, None, node, row, shown),
@@ -382,7 +388,7 @@ impl Reader {
         let word = word.trim_start_matches("--");
         let near = nearest(word, known.iter().map(AsRef::as_ref))
             .map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
-        let why = format!("not a key of {} that is known here{near}", format.name);
+        let why = format!("{UNKNOWN} {} that is known here{near}", format.name);
         self.draft.none(row, Lack::Accuracy, why);
         Ok(())
     }

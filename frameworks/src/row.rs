@@ -5,6 +5,10 @@ use serde::Serialize;
 
 /// Why a variable that a file does not set has no counterpart.
 pub(crate) const UNSET_VARIABLE: &str = "a variable that the file does not set";
+/// Why keys that describe data are not used.
+pub(crate) const DATA: &str = "data, not part of a step";
+/// Beginning of the note on a key that no table has.
+pub(crate) const UNKNOWN: &str = "not a key of";
 
 /// A key of a configuration and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +25,17 @@ pub struct Row {
     pub settings: Vec<Setting>,
     /// Why it is assumed or has no counterpart.
     pub why: Option<String>,
+    /// Why the prediction may be of another job because of this key.
+    pub doubt: Option<Doubt>,
+}
+
+/// A warning that a key may change the answer although the prediction does not follow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// Scenario key that settles the doubt if the user gives it; empty if it depends on the value.
+    pub key: &'static str,
+    /// The warning, with the key of the configuration and what to do.
+    pub message: String,
 }
 
 /// Status of a key.

@@ -158,10 +158,17 @@ impl Shell {
             self.source(path);
             return;
         }
-        let skip = usize::from(matches!(
-            first,
-            Some("export" | "local" | "readonly" | "then")
-        ));
+        let skip = match first {
+            // `declare -a NAME=(…)`
+            Some("export" | "local" | "readonly" | "declare" | "typeset") => {
+                let words = line.words[1..].iter().map(Word::literal);
+                1 + words
+                    .take_while(|w| w.is_some_and(|w| w.starts_with('-')))
+                    .count()
+            }
+            Some("then") => 1,
+            _ => 0,
+        };
         let words = line.words.get(skip..).unwrap_or_default();
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
@@ -346,9 +353,13 @@ impl Shell {
 
     fn variable(&self, name: &str, default: Option<&[Part]>) -> String {
         match (self.variables.get(name), default) {
-            (Some(values), _) => {
+            (Some(values), default) => {
                 let texts: Vec<&str> = values.iter().map(|t| t.text.as_str()).collect();
-                texts.join(" ")
+                let text = texts.join(" ");
+                match default {
+                    Some(parts) if is_empty(&text) => self.joined(parts),
+                    _ => text,
+                }
             }
             (None, Some(parts)) => self.joined(parts),
             (None, None) => format!("${name}"),
@@ -421,6 +432,14 @@ fn script(words: &[Text]) -> Option<Text> {
     after.get(at + 1).cloned()
 }
 
+/// Returns whether a text is empty, or a variable or argument that the script does not set. Scripts
+/// are read as if started without arguments.
+fn is_empty(text: &str) -> bool {
+    let is = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let name = text.strip_prefix('$');
+    text.is_empty() || name.is_some_and(|name| !name.is_empty() && name.chars().all(is))
+}
+
 fn test(words: &[String]) -> bool {
     let number = |text: &str| text.parse::<i64>();
     match words {
@@ -429,8 +448,12 @@ fn test(words: &[String]) -> bool {
             !matches!(rest, [op, _] if op.starts_with('-') && !matches!(op.as_str(), "-z" | "-n"))
                 && !test(rest)
         }
-        [op, text] if op == "-z" => text.is_empty(),
-        [op, text] if op == "-n" => !text.is_empty(),
+        [op, text] if op == "-z" => is_empty(text),
+        [op, text] if op == "-n" => !is_empty(text),
+        // The test for an argument that is not given: `[ "$2" == "" ]`.
+        [a, op, b] if b.is_empty() && matches!(op.as_str(), "=" | "==" | "!=") => {
+            is_empty(a) == (op != "!=")
+        }
         [a, op, b] if matches!(op.as_str(), "=" | "==" | "!=") => (a == b) == (op != "!="),
         [a, op, b] => match (number(a), number(b)) {
             (Ok(a), Ok(b)) => match op.as_str() {

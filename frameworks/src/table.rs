@@ -24,6 +24,9 @@ pub(crate) enum To {
     Fact(Fact),
     /// The model: a folder, a file or the id of a repository.
     Model,
+    /// The same, under a name that some programs use for something else. Has no effect if another
+    /// key names the model.
+    MaybeModel,
     /// Another configuration file, or its content inline. Its keys are those of this format.
     File(&'static Format),
     /// A configuration file whose content says its format.
@@ -62,6 +65,8 @@ pub(crate) enum Effect {
     Weights(Dtype),
     /// Names the model.
     Model(String),
+    /// Names the model unless another key does.
+    MaybeModel(String),
     /// Names the model's config.json, which decides its sizes.
     Config(String),
     /// Names the model's family in the framework.
@@ -217,6 +222,8 @@ pub(crate) enum Fact {
     ReferenceInAdvance,
     /// 1: the loss over pairs needs no reference model.
     WithoutReference,
+    /// Longest sample; the length of sequences if no other key gives one.
+    SampleLength,
     /// Tokens per packed sequence; replaces the length of the data's sequences.
     PackedLength,
     /// 1: one process runs, whatever the given number of processes.
@@ -347,7 +354,7 @@ impl Dtype {
 
 /// The keys at one place of a configuration.
 pub(crate) struct Table {
-    /// Path of the table; empty for the top level.
+    /// Path of the table; empty for the top level. Names start with a path that ends in `_`.
     pub(crate) under: &'static str,
     /// Optional prefix of names.
     pub(crate) prefix: &'static str,
@@ -430,7 +437,7 @@ impl Format {
     /// Returns the names of the maps with known keys that a map at a path can have.
     pub(crate) fn sections(&self, path: &str) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
-        for table in self.tables {
+        for table in self.tables.iter().filter(|t| !t.under.ends_with('_')) {
             for name in table.names() {
                 let whole = match table.under {
                     "" => name.to_owned(),
@@ -486,7 +493,12 @@ impl Table {
         let name = if self.under.is_empty() {
             path
         } else {
-            path.strip_prefix(self.under)?.strip_prefix('.')?
+            let rest = path.strip_prefix(self.under)?;
+            if self.under.ends_with('_') {
+                rest
+            } else {
+                rest.strip_prefix('.')?
+            }
         };
         Some(name.strip_prefix(self.prefix).unwrap_or(name))
     }

@@ -864,7 +864,16 @@ fn dispatchers_of_megatron_are_read() {
             text("moe.dispatcher").unwrap(),
             "{more}"
         );
-        (text("moe.dispatcher").unwrap(), text("moe.capacity_factor"))
+        let capacity = text("moe.capacity_factor");
+        if capacity.is_some() {
+            // Megatron limits the rows of each expert.
+            let (status, why) = row(&job, "--moe-expert-capacity-factor");
+            assert!(
+                status == Status::Assumed && why.contains("each expert"),
+                "{why}"
+            );
+        }
+        (text("moe.dispatcher").unwrap(), capacity)
     };
     let some = |v: &str| Some(v.to_owned());
     let sixteen = Options {
@@ -1396,6 +1405,7 @@ mod foundry;
 mod litgpt;
 mod megatron;
 mod overrides;
+mod published;
 mod recipes;
 mod scripts;
 mod swift;

@@ -31,6 +31,8 @@ pub enum Kind {
     ExpertRows,
     /// The model's `config.json` contains something that no key expresses.
     ModelFile,
+    /// A key of the configuration may change the answer, but the prediction does not follow it.
+    Configuration,
 }
 
 /// A warning.

@@ -2,9 +2,9 @@
 
 use super::args::{self, Overrides};
 use super::output::Failure;
-use crate::analysis::warnings::{self, Warning};
+use crate::analysis::warnings::{self, Kind, Warning};
 use crate::predict::Prediction;
-use shardlab_frameworks::{Gpus, Job, Options, Row, read};
+use shardlab_frameworks::{Doubt, Gpus, Job, Options, Row, read};
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{self, ScenarioError};
 use std::path::{Path, PathBuf};
@@ -141,7 +141,12 @@ impl Subject {
         let with = |set: &[String]| [set, more].concat();
         match self {
             Self::Scenario { path, set } => warnings::located(p, path, &with(set)),
-            Self::Job { job, set, .. } => warnings::of_text(p, &job.text(), &with(set)),
+            Self::Job { job, set, .. } => {
+                let set = with(set);
+                let mut all = doubts(job, &set);
+                all.extend(warnings::of_text(p, &job.text(), &set));
+                all
+            }
         }
     }
 
@@ -209,6 +214,18 @@ impl Subject {
     }
 }
 
+/// Returns the warnings about keys that the prediction does not follow.
+fn doubts(job: &Job, set: &[String]) -> Vec<Warning> {
+    let warning = |(row, doubt): (&Row, &Doubt)| Warning {
+        kind: Kind::Configuration,
+        message: doubt.message.clone(),
+        key: (!doubt.key.is_empty()).then_some(doubt.key),
+        place: row.place.as_ref().map(|p| (p.file.clone(), p.at)),
+        set: Vec::new(),
+    };
+    job.doubts(set).map(warning).collect()
+}
+
 /// Returns whether a path is a file of a framework's job, or the config.json of a model.
 #[cfg(feature = "dash")]
 pub(super) fn is_job(path: &Path) -> bool {
@@ -227,6 +244,9 @@ fn is_scenario(path: &Path) -> bool {
     let is_toml = path.extension().is_some_and(|e| e == "toml");
     is_toml
         && std::fs::read_to_string(path).is_ok_and(|text| {
+            if shardlab_frameworks::is_refused(&text) {
+                return false;
+            }
             let titan = |l: &str| TITAN.iter().any(|t| l.trim_start().starts_with(t));
             !text.lines().any(titan)
         })

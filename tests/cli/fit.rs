@@ -51,6 +51,55 @@ fn a_job_that_fits_exits_with_0_and_one_that_does_not_with_1() {
     assert!(!text.contains("Keys of"), "{text}");
 }
 
+/// A key that the prediction does not follow is named next to the verdict, also with `--check` and
+/// as JSON, until the user gives what it stands for.
+#[test]
+fn doubts_about_a_job_are_warnings_with_the_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("train.sh");
+    let script = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B --bf16 True \\\n\
+                  --per_device_train_batch_size 1 --gradient_accumulation_steps $ACCU --pack_len 4096\n";
+    std::fs::write(&path, script).unwrap();
+    let job = path.display().to_string();
+    let args = [job.as_str(), "--gpus", "8xh100"];
+    let check = ends(0, &[&args[..], &["--check"]].concat());
+    assert!(
+        check.contains("gradient_accumulation_steps = $ACCU"),
+        "{check}"
+    );
+    assert!(check.contains("--set train.seq_len=N"), "{check}");
+    let answer = object(0, &[&args[..], &["--json"]].concat());
+    let warnings = answer["warnings"].as_array().unwrap();
+    let of_job = warnings.iter().filter(|w| w["kind"] == "configuration");
+    let keys: Vec<&str> = of_job.map(|w| w["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["train.grad_accum", "train.seq_len"]);
+    let place = format!("{job}:2:");
+    assert!(
+        warnings[0]["place"].as_str().unwrap().starts_with(&place),
+        "{warnings:?}"
+    );
+    let set = [
+        "--check",
+        "--set",
+        "train.grad_accum=2",
+        "--set",
+        "train.seq_len=4096",
+    ];
+    let check = ends(0, &[&args[..], &set].concat());
+    assert!(!check.contains("warning"), "{check}");
+}
+
+/// `examples/vlm_sft/sft.toml` of prime-rl: TOML that is no scenario.
+#[test]
+fn toml_of_other_frameworks_is_not_read_as_a_scenario() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sft.toml");
+    let text = "max_steps = 20\n[model]\nname = \"x\"\noptimization_dtype = \"bfloat16\"\n[data]\nseq_len = 16384\n";
+    std::fs::write(&path, text).unwrap();
+    let message = error(&[&path.display().to_string(), "--gpus", "8xh100"]);
+    assert!(message.contains("prime-rl are not read"), "{message}");
+}
+
 #[test]
 fn what_does_not_fit_names_the_smallest_change() {
     let axolotl = at("axolotl/qwen2-pretrain-fsdp2.yaml");

@@ -59,6 +59,7 @@ pub(super) fn decide(
                 status: Status::Assumed,
                 settings: Vec::new(),
                 why: Some("no key of the configuration says otherwise".to_owned()),
+                doubt: None,
             });
             draft.rows.len() - 1
         }

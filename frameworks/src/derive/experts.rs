@@ -4,7 +4,7 @@ use super::PER_NODE;
 use super::architecture::REPLACED;
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::row::Lack;
+use crate::row::{Lack, Row};
 use crate::table::{CAPACITY, FORCED, Fact, Format, ROUTING, SHARED_OVERLAP, quoted};
 use shardlab_plan::scenario;
 
@@ -196,6 +196,10 @@ pub(super) fn dispatch(draft: &mut Draft, formats: &[&'static Format]) -> Result
     if name != "padded" {
         draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
     }
+    let limits = |row: &Row| row.settings.iter().any(|s| s.key == CAPACITY);
+    if let Some(row) = draft.rows.iter().position(limits) {
+        draft.approximates(row, PER_EXPERT);
+    }
     Ok(())
 }
 
@@ -224,4 +228,7 @@ const ACROSS_NODES: &str =
     "writes to the memory of ranks on other nodes are predicted as an all-to-all of every choice";
 const PARTIAL_NODES: &str =
     "groups that do not fill their nodes are predicted as an all-to-all of every choice";
+/// Megatron-LM limits the rows of each expert; `moe.capacity_factor` those between two ranks.
+const PER_EXPERT: &str = "the limit is predicted for the rows that a rank sends to another one, not for those of each \
+                          expert: fewer tokens are dropped if experts are not equally popular";
 const DROPPED: &str = "tokens above the capacity are predicted as kept";

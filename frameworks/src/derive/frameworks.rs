@@ -93,6 +93,7 @@ static RULES: [(&Format, Rules); 13] = [
         &TRAINER,
         Rules {
             defaults: trl::defaults_of_trainer,
+            model: vision::as_qwen_vl,
             ..NO_RULES
         },
     ),

@@ -45,7 +45,15 @@ const OF_LITGPT: [&str; 6] = [
     "pretrain",
 ];
 /// Words in names of scripts that train on preferences or rewards.
-const ON_PREFERENCES: [&str; 8] = ["dpo", "ipo", "kto", "orpo", "ppo", "grpo", "rloo", "reward"];
+const ON_PREFERENCES: [&str; 9] = [
+    "dpo", "ipo", "kto", "orpo", "ppo", "grpo", "rloo", "reward", "rlhf",
+];
+/// Words in names of scripts and folders with supervised training.
+const SUPERVISED: [&str; 4] = ["sft", "supervised", "pretrain", "pretraining"];
+/// Names of scripts that do not say what they train on.
+const ANY_TRAINING: [&str; 4] = ["main", "train", "run", "finetune"];
+/// Number of folders above a script whose names can say what it trains on.
+const FOLDERS: usize = 3;
 /// torchtitan's option for its configuration.
 const TITAN_CONFIG: &str = "--job.config-file";
 /// Beginnings of VeOmni's arguments.
@@ -86,6 +94,11 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
     if command.names("verl.trainer") && command.names("sft_trainer") {
         return Ok((&VERL_SCRIPT, python_names(&command.arguments)));
     }
+    // Options of these programs resemble those of other frameworks.
+    if let Some(other) = others::program(&command) {
+        let at = command.arguments.at;
+        return Err(ConfigError::at(file, at, others::message(other)));
+    }
     if OF_FOUNDRY.iter().any(|name| command.starts(name)) {
         return Ok((&LLM_FOUNDRY_SCRIPT, python_names(&command.arguments)));
     }
@@ -120,11 +133,22 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         let arguments = python_names(&with_environment(&command));
         return Ok((&VEOMNI_SCRIPT, nested_names(&arguments)));
     }
-    if let Some(other) = others::program(&command) {
-        return Err(ConfigError::at(file, arguments.at, others::message(other)));
-    }
-    if has_arguments(arguments) && command.names_word(&ON_PREFERENCES) {
-        return Err(ConfigError::at(file, arguments.at, PREFERENCES));
+    if has_arguments(arguments) {
+        let supervised = command.names_word(&SUPERVISED);
+        let by_folder = !supervised && command.folder_has_word(&ON_PREFERENCES);
+        if command.names_word(&ON_PREFERENCES) || by_folder {
+            return Err(ConfigError::at(file, arguments.at, PREFERENCES));
+        }
+        if !supervised
+            && command.names_word(&ANY_TRAINING)
+            && let Some(folder) = preferences_in(file)
+        {
+            let message = format!(
+                "{PREFERENCES}, and the name of the folder `{folder}` says that this script does so: copy the script \
+                 to another folder if it does not"
+            );
+            return Err(ConfigError::at(file, arguments.at, message));
+        }
     }
     if has_arguments(arguments) {
         return Ok((&TRAINER_SCRIPT, python_names(arguments)));
@@ -143,6 +167,27 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
                    (--model_name_or_path, --per_device_train_batch_size) or of ms-swift, or a configuration file"
         .to_owned();
     Err(ConfigError::at(file, arguments.at, message))
+}
+
+/// Returns the name of the nearest folder of a file that says what is trained on, if that is
+/// preferences or rewards: `step2_dpo_finetuning`.
+fn preferences_in(file: &str) -> Option<String> {
+    let path = std::path::absolute(file).ok()?;
+    let folders = path.ancestors().skip(1).take(FOLDERS);
+    for folder in folders.filter_map(|f| f.file_name()?.to_str()) {
+        let name = folder.to_ascii_lowercase();
+        let has = |words: &[&str]| {
+            name.split(['_', '-', '.'])
+                .any(|part| words.contains(&part))
+        };
+        if has(&SUPERVISED) {
+            return None;
+        }
+        if has(&ON_PREFERENCES) {
+            return Some(folder.to_owned());
+        }
+    }
+    None
 }
 
 /// Returns whether an argument starts with one of some texts.

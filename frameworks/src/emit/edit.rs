@@ -45,7 +45,7 @@ impl Document {
         format: &'static Format,
     ) -> Result<Self, ConfigError> {
         let shown = path.display().to_string();
-        let (_, root) = detect::parse(&shown, &text)?;
+        let (_, root) = detect::parse_as(&shown, &text, Some(format))?;
         let ends = |ending: &str| path.extension().is_some_and(|e| e == ending);
         let is_script = detect::is_script(&shown, &text);
         let syntax = if ends("toml") {
@@ -102,7 +102,7 @@ impl Document {
         let parsed = if self.is_scenario {
             toml_file::parse(&shown, &next)
         } else {
-            detect::parse(&shown, &next).map(|(_, root)| root)
+            detect::parse_as(&shown, &next, Some(self.format)).map(|(_, root)| root)
         };
         self.root = parsed.map_err(|e| e.to_string())?;
         self.text = next;

@@ -236,6 +236,7 @@ pub(super) fn pairs(
     })?;
     let path = match table.under {
         "" => format.spelled(found.name).into_owned(),
+        under if under.ends_with('_') => format!("{under}{}", found.name),
         under => format!("{under}.{}{}", table.prefix, found.name),
     };
     Some(vec![(path, value.to_owned())])

@@ -60,12 +60,9 @@ const KEYS: &[Key] = &[
     integer("step_scheduler.local_batch_size", "train.micro_batch"),
     integer("dataset.seq_len", "train.seq_len"),
     integer("dataset.seq_length", "train.seq_len"),
-    with("packed_sequence.packed_sequence_size", |node| {
-        Ok(match node.count()? {
-            0 => Effect::Aside("not packed"),
-            n => Effect::Fact(Fact::PackedLength, n),
-        })
-    }),
+    with("packed_sequence.packed_sequence_size", packed),
+    with("packed_sequence.pack_size", packed),
+    fact("packed_sequence.max_length", Fact::SampleLength),
     with("distributed.mp_policy.param_dtype", |node| {
         Ok(Effect::Mixed(Dtype::of(node)?))
     }),
@@ -79,6 +76,7 @@ const KEYS: &[Key] = &[
         double_quantization,
     ),
     with("model.dtype", weights),
+    with("model.attn_implementation", attention),
     with("fp8.filter_fqns", super::torchtitan::float8_filters),
     lost("fp8.emulate", "8-bit matmuls are predicted on tensor cores"),
     with("peft.exclude_modules", |node| match &node.value {
@@ -88,6 +86,16 @@ const KEYS: &[Key] = &[
     lost(
         "peft.moe_rank_scaling",
         "adapters are predicted with one rank",
+    ),
+    with("freeze_config.freeze_vision_tower", |node| {
+        frozen(node, Fact::FrozenVision)
+    }),
+    with("freeze_config.freeze_language_model", |node| {
+        frozen(node, Fact::FrozenLanguage)
+    }),
+    lost(
+        "freeze_config.freeze_embeddings",
+        "current versions of AutoModel do not read it: embeddings are predicted as trained",
     ),
     lost("freeze_config", FROZEN),
     lost("model.freeze_router", FROZEN),
@@ -104,7 +112,10 @@ const KEYS: &[Key] = &[
         Fact::BackwardPrefetchDepth,
     ),
     lost("optimizer.store_param_remainders", MASTER),
-    lost("optimizer.master_weight_bits", MASTER),
+    lost(
+        "optimizer.master_weight_bits",
+        "the bits of FlashAdamW that extend the weights are not predicted",
+    ),
     lost("optimizer.master_weight_dtype", MASTER),
     with("recipe", recipe),
     with("model._target_", class),
@@ -425,7 +436,6 @@ const ASIDES: &[(&str, &[&str])] = &[
         "as predicted",
         &[
             "distributed.moe",
-            "model.attn_implementation",
             "model.backend",
             "model.use_liger_kernel",
             "model.use_sdpa_patching",
@@ -526,6 +536,35 @@ fn te_fp8(node: &Node) -> Result<Effect, String> {
         scaling.effect(),
         Effect::Lost(why),
     ]))
+}
+
+/// Reads the length of packed sequences. Without one, sequences are not packed.
+fn packed(node: &Node) -> Result<Effect, String> {
+    Ok(match node.count()? {
+        0 => Effect::Aside("not packed"),
+        n => Effect::Fact(Fact::PackedLength, n),
+    })
+}
+
+/// Reads the attention implementation. Only `eager` has other kernels than the predicted ones.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn attention(node: &Node) -> Result<Effect, String> {
+    Ok(match node.text() {
+        Some("eager") => Effect::All(vec![
+            set("model.attn_implementation", "eager"),
+            Effect::Assume(
+                "model.implementation",
+                quoted("transformers"),
+                "eager attention is predicted in the code of transformers",
+            ),
+        ]),
+        _ => Effect::Aside("as predicted"),
+    })
+}
+
+/// Reads whether a part of a vision-language model is frozen.
+fn frozen(node: &Node, fact: Fact) -> Result<Effect, String> {
+    Ok(Effect::Fact(fact, node.truth()?.into()))
 }
 
 fn strategy(node: &Node) -> Result<Effect, String> {

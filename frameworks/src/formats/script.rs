@@ -9,7 +9,7 @@ use crate::convert::{
     four_bits_twice, if_true, reentrant,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, with,
+    Dtype, Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost, with,
 };
 use crate::tree::{Name, Node, Value};
 
@@ -54,7 +54,8 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
             keys: accelerate::PLUGIN,
             asides: &[],
         },
-        fsdp::table(""),
+        // Without their prefix, names such as `version` are arguments of many scripts.
+        fsdp::table("fsdp_"),
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
@@ -172,6 +173,22 @@ const LAUNCHERS: &[Key] = &[
     // Arguments that scripts in the style of Alpaca and DeepSpeed-Chat define themselves.
     integer("model_max_length", "train.seq_len"),
     integer("max_seq_len", "train.seq_len"),
+    integer("max_len", "train.seq_len"),
+    integer("max_sequence_length", "train.seq_len"),
+    integer("seq_len", "train.seq_len"),
+    integer("seq_length", "train.seq_len"),
+    integer("sequence_length", "train.seq_len"),
+    integer("context_length", "train.seq_len"),
+    // Arguments of transformers' run_clm.py and of ProLong.
+    integer("block_size", "train.seq_len"),
+    with("per_device_max_tokens", |node| {
+        Ok(Effect::Assume(
+            "train.seq_len",
+            node.count()?.to_string(),
+            "the tokens of a micro-batch are predicted as one packed sequence",
+        ))
+    }),
+    key("model_name", To::MaybeModel),
     with("lora_dim", |node| {
         Ok(match node.count()? {
             0 => Effect::Aside("no adapters"),
@@ -185,6 +202,15 @@ const LAUNCHERS: &[Key] = &[
         if_true(node, Effect::Fact(Fact::OffloadOptimizer, 1))
     }),
     with("lora_enable", adapter),
+    // Arguments of Qwen-VL's and LLaVA's training scripts.
+    with("tune_mm_vision", |node| tuned(node, Fact::FrozenVision)),
+    with("tune_mm_mlp", |node| tuned(node, Fact::FrozenProjector)),
+    with("tune_mm_llm", |node| tuned(node, Fact::FrozenLanguage)),
+    decisive("tune_mm_mlp_adapter", PROJECTOR),
+    lost(
+        "vision_tower",
+        "the vision tower is not predicted, only the language model",
+    ),
     with("q_lora", four_bits_twice),
     // Arguments of PEFT's example for fine-tuning, which many scripts copy.
     with("use_peft_lora", adapter),
@@ -198,6 +224,15 @@ const LAUNCHERS: &[Key] = &[
         "Unsloth's kernels are predicted as those of transformers",
     ),
 ];
+
+/// Why LLaVA's first stage is refused: the model's `config.json` describes neither of the parts.
+const PROJECTOR: &str =
+    "training only the projector between a vision tower and a language model is not modeled";
+
+/// Reads whether a part of a vision-language model is trained.
+fn tuned(node: &Node, frozen: Fact) -> Result<Effect, String> {
+    Ok(Effect::Fact(frozen, (!node.truth()?).into()))
+}
 
 const ASIDES: &[(&str, &[&str])] = &[
     (STORAGE, &["bnb_4bit_quant_storage_dtype"]),

@@ -105,12 +105,24 @@ impl Command {
     /// Returns whether the name of a script of the command has one of some words, as
     /// `run_dpo.py` has `dpo`.
     pub(crate) fn names_word(&self, words: &[&str]) -> bool {
-        let scripts = self
-            .words
-            .iter()
-            .filter_map(|w| file_name(w).strip_suffix(".py"));
-        let mut parts = scripts.flat_map(|name| name.split(['_', '-', '.']));
-        parts.any(|part| words.contains(&part))
+        self.part_has(0, words)
+    }
+
+    /// Returns whether the name of the folder of a script has one of some words.
+    pub(crate) fn folder_has_word(&self, words: &[&str]) -> bool {
+        self.part_has(1, words)
+    }
+
+    /// Returns whether the path of a script has one of some words in the part that is `nth` from
+    /// its end.
+    fn part_has(&self, nth: usize, words: &[&str]) -> bool {
+        let scripts = self.words.iter().filter_map(|w| w.text.strip_suffix(".py"));
+        let mut names = scripts.filter_map(|path| path.rsplit('/').nth(nth));
+        names.any(|name| {
+            let name = name.to_ascii_lowercase();
+            name.split(['_', '-', '.'])
+                .any(|part| words.contains(&part))
+        })
     }
 }
 

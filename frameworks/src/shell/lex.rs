@@ -162,7 +162,50 @@ impl Lexer<'_> {
         let command = line.words.first().and_then(Word::literal);
         if operator.starts_with("<<") && matches!(command, Some("cat" | "tee")) {
             self.skip_document(&target);
+        } else if operator.starts_with("<<") && command == Some("read") {
+            self.read_document(&target, line)?;
         }
+        Ok(())
+    }
+
+    /// Reads the here-document of `read -r -d '' NAME` as an assignment of its words to NAME.
+    fn read_document(&mut self, mark: &Word, line: &mut Line) -> Result<(), ConfigError> {
+        let name = line.words.last().and_then(Word::literal).map(str::to_owned);
+        let (Some(name), Some(Part::Literal { text: mark, .. })) = (name, mark.parts.first())
+        else {
+            return Ok(());
+        };
+        while self.peek().is_some_and(|c| c != '\n') {
+            self.next();
+        }
+        let mut words = Vec::new();
+        loop {
+            self.blanks();
+            match self.peek() {
+                None => break,
+                Some('\n' | ';' | '&' | '|' | '(' | ')' | '<' | '>') => {
+                    self.next();
+                }
+                Some(_) => {
+                    let word = self.word()?;
+                    if word.literal() == Some(mark) {
+                        break;
+                    }
+                    words.push(word);
+                }
+            }
+        }
+        let assignment = Assignment {
+            name,
+            appends: false,
+            value: Vec::new(),
+            array: Some(words),
+        };
+        line.words = vec![Word {
+            at: line.words[0].at,
+            parts: Vec::new(),
+            assignment: Some(assignment),
+        }];
         Ok(())
     }
 

@@ -61,16 +61,16 @@ fn launchers_of_scripts_are_read() {
     has(&job, &[("train.seq_len", "1024"), ("mesh.dp_shard", "8")]);
 }
 
-/// Only the code of a script decides whether it trains adapters. A file that a variable names is
-/// required.
+/// Only the code of a script decides whether it trains adapters, which options of adapters suggest.
+/// A file that a variable names is required.
 #[test]
 fn what_decides_a_job_and_is_not_said_is_named() {
     let script = "python mason.py --num_nodes 1 -- torchrun --nproc_per_node 8 train_lora.py \
                   --model_name_or_path Qwen/Qwen3-0.6B --per_device_train_batch_size 1 --lora_r 8";
     let job = read(&format!("{script}\n"));
     let (status, why) = row(&job, "lora_r");
-    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy));
-    assert!(why.contains("--set lora.r"), "{why}");
+    assert_eq!(status, Status::Assumed);
+    assert!(why.contains("no argument turns adapters on"), "{why}");
     assert!(job.rows().iter().all(|r| !r.key.is_empty()));
     let job = read(&format!("{script} --deepspeed $CONFIG\n"));
     let decisive: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();

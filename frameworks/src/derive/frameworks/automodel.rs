@@ -3,6 +3,7 @@
 //! Sources: `FSDP2Config` and `MoEParallelizerConfig` of `components/distributed/config.py`,
 //! `apply_fsdp2_sharding_recursively`, and `apply_fsdp` of `components/moe/parallelizer.py`.
 
+use super::vision;
 use crate::derive::experts::has_experts;
 use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
@@ -28,6 +29,7 @@ const BACKWARD_DEPTH: u64 = 2;
 /// # Errors
 /// Fails if another key gives a different value.
 pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
+    vision::as_automodel(draft)?;
     if draft.fact(Fact::FusedAdam).is_some() {
         let why = "the default of Transformer Engine's FusedAdam";
         draft.assume(MOMENTS, quoted("f32"), why);

@@ -2,10 +2,12 @@
 //!
 //! Sources: `trl/trainer/{base,sft}_config.py` of TRL.
 
-use super::has;
+use super::{all_linear, has};
+use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::table::{Dtype, Effect, quoted};
+use crate::row::Doubt;
+use crate::table::{Dtype, Effect, Fact, quoted};
 
 const OF_TRL: [&str; 7] = [
     "use_peft",
@@ -46,10 +48,60 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Fails if another key gives a different value.
 pub(super) fn defaults_of_trainer(draft: &mut Draft) -> Result<(), ConfigError> {
     if is_trl(draft) {
-        defaults(draft)?;
+        return defaults(draft);
+    }
+    lora_of_scripts(draft)
+}
+
+/// Sets what scripts with adapters that are not TRL's do without a key: those in the style of
+/// LLaVA (`lora_enable`) have a rank of 64, and those of FastChat have no flag for adapters.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn lora_of_scripts(draft: &mut Draft) -> Result<(), ConfigError> {
+    let trained = draft.fact(Fact::Adapter).map(|a| a.value == 1);
+    if trained == Some(true) && has(draft, &["lora_enable"]) {
+        let of_qwen = has(draft, &["tune_mm_vision", "tune_mm_mlp", "tune_mm_llm"]);
+        let (alpha, why) = if of_qwen {
+            ("128.0", "the default of Qwen-VL's training script")
+        } else {
+            ("16.0", "the default of LLaVA's training script")
+        };
+        draft.assume("lora.r", "64", why);
+        draft.assume("lora.lora_alpha", alpha, why);
+        if of_qwen {
+            let names = ["q_proj", "k_proj", "v_proj", "o_proj"];
+            let row = draft.suppose("target_modules", "q_proj k_proj v_proj o_proj", why);
+            return draft.apply(row, Effect::Targets(Targets::named(&names)));
+        }
+        return all_linear(draft, why);
+    }
+    let rank = draft.rows.iter().position(|r| {
+        let sets_rank = r.settings.iter().any(|s| s.key == "lora.r");
+        sets_rank && r.place.is_some() && r.key.starts_with("lora_")
+    });
+    let open = OF_OPEN_INSTRUCT.iter().chain(&FLAGS);
+    if trained.is_none()
+        && let Some(rank) = rank.filter(|row| draft.is_of_command(*row))
+        && !has(draft, &open.copied().collect::<Vec<_>>())
+    {
+        draft.apply(rank, Effect::Fact(Fact::Adapter, 1))?;
+        draft.approximates(rank, SILENT);
+        let row = &mut draft.rows[rank];
+        let message = format!(
+            "{} = {}: {SILENT}; remove them from the command to predict training of the model itself",
+            row.key, row.value
+        );
+        let key = "lora.r";
+        row.doubt = Some(Doubt { key, message });
     }
     Ok(())
 }
+
+/// Flags that turn adapters on.
+const FLAGS: [&str; 3] = ["use_peft", "use_peft_lora", "lora_enable"];
+/// Note on adapters that no flag turns on.
+const SILENT: &str = "no argument turns adapters on or off: the options of LoRA are taken to mean that it is trained";
 
 /// Returns whether arguments of the Trainer are those of TRL's `SFTConfig`, and not those of
 /// open-instruct, which has some of them.

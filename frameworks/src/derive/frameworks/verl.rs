@@ -11,6 +11,8 @@ use crate::row::{Lack, Row};
 use crate::table::{Dtype, Effect, Fact, quoted};
 
 const WHY: &str = "verl's default";
+/// Note on the default of `engine/fsdp.yaml`.
+const FSDP1: &str = "verl's default is FSDP1, whose schedule is predicted as that of FSDP2";
 
 /// Sets quantities that no key of the files gives.
 ///
@@ -19,11 +21,11 @@ const WHY: &str = "verl's default";
 pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     let engine = draft.rows.iter().any(of_engine);
     batch(draft, engine);
-    let (key, version, name) = match engine {
-        true => ("engine.strategy", 1, "fsdp"),
-        false => ("model.strategy", 2, "fsdp2"),
+    let (key, version, name, why) = match engine {
+        true => ("engine.strategy", 1, "fsdp", FSDP1),
+        false => ("model.strategy", 2, "fsdp2", WHY),
     };
-    draft.suppose_fact(Fact::FsdpVersion, version, key, name, WHY);
+    draft.suppose_fact(Fact::FsdpVersion, version, key, name, why);
     if draft.fact(Fact::FsdpVersion).is_some_and(|v| v.value == 2) {
         let why = "verl shards embeddings apart from the blocks, unless they are tied";
         draft.assume("fsdp.units", quoted("block_and_ends"), why);
