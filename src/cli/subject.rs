@@ -2,6 +2,7 @@
 
 use super::args::{self, Overrides};
 use super::output::Failure;
+use super::recordings;
 use crate::analysis::warnings::{self, Warning};
 use crate::predict::Prediction;
 use shardlab_frameworks::{Gpus, Job, Options, Row, read};
@@ -77,7 +78,10 @@ impl Subject {
         {
             options.model = Some(rest.remove(at));
         }
-        let job = read(&rest, &options).map_err(Failure::bad_input)?;
+        let job = read(&rest, &options).map_err(|e| {
+            let misplaced = rest.iter().find_map(|file| recordings::misplaced(file));
+            misplaced.map_or_else(|| Failure::bad_input(e), Failure::bad_input)
+        })?;
         Ok(Self::Job {
             job: Box::new(job),
             files: rest,
