@@ -1,4 +1,5 @@
-//! Tells the process groups of data parallelism, which a scenario describes, from all others.
+//! Divides collectives by the purpose of their process groups: data parallelism, which a scenario
+//! describes, and all others.
 
 use super::count::One;
 use super::{Facts, Found};
