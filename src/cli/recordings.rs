@@ -25,7 +25,7 @@ pub(super) fn misplaced(path: &Path) -> Option<String> {
             format!("a memory snapshot; `shardlab import {file}` shows what its memory is for")
         }
         Format::Flight => {
-            format!("a flight record of NCCL; `shardlab import` compares those of all ranks")
+            "a flight record of NCCL; `shardlab import` compares those of all ranks".to_owned()
         }
     };
     Some(format!("{file}: the file is {what}"))
