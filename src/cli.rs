@@ -28,6 +28,7 @@ mod overview;
 mod parallel_sizes;
 mod plan;
 mod progress;
+mod recordings;
 mod reference;
 mod replay;
 mod report;

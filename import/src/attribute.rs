@@ -23,7 +23,7 @@ pub(crate) use units::{common_prefix, without};
 
 pub(crate) use tree::Tree;
 
-use crate::kineto::{DeviceEvent, Launch, Trace};
+use crate::kineto::{DeviceEvent, DeviceKind, Launch, Trace};
 use classes::Class;
 use shardlab_plan::program::Phase;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -155,7 +155,16 @@ pub fn attribute(trace: &Trace) -> Attributed {
             of.1 += length;
             continue;
         };
-        time.0 += length;
+        if event.kind == DeviceKind::Graph {
+            // The graph has a place in time, but the trace does not show what it computes.
+            let of = unmatched
+                .entry(trace.name(event.name).to_owned())
+                .or_default();
+            of.0 += 1;
+            of.1 += length;
+        } else {
+            time.0 += length;
+        }
         let operators = found.operator.into_iter().flat_map(|o| tree.around(o));
         let operators: Vec<&str> = operators
             .take(AROUND)

@@ -3,7 +3,7 @@
 
 use crate::attribute::Attributed;
 use crate::facts::dtype;
-use crate::kineto::Trace;
+use crate::kineto::{DeviceKind, Trace};
 use crate::measured::{Instr, Measured, shapes};
 use shardlab_plan::record::Work;
 use shardlab_plan::units::Picos;
@@ -18,13 +18,15 @@ pub struct Costs {
     pub attention: BTreeMap<AttentionKey, Times>,
     /// Memory-bound kernels by class, type, and bytes read and written.
     pub memory: BTreeMap<(&'static str, &'static str, u64), Times>,
-    /// Collectives by kind, ranks and bytes of the full side. With the trace of one rank, times
-    /// contain waits for other ranks.
+    /// Collectives by kind, ranks of their group and bytes of the full side. Times contain waits
+    /// for ranks whose traces are not given.
     pub collectives: BTreeMap<(&'static str, u32, u64), Times>,
     /// Host time of kernel launches.
     pub launches: Times,
     /// Operators whose shapes were not recorded, or are not understood.
     pub without_shapes: u64,
+    /// Collectives whose size or group is not in the trace.
+    pub unsized_collectives: u64,
 }
 
 /// What the time of attention depends on.
@@ -99,20 +101,47 @@ impl Costs {
     /// launches is slower in Python, too, but by less.
     #[must_use]
     pub fn host_factor(&self, launch_us: f64) -> Option<f64> {
-        let low = self.launches.low_us();
-        let known = self.launches.count() >= LAUNCHES && low > 0.0 && launch_us > 0.0;
+        self.launches.host_factor(launch_us)
+    }
+}
+
+impl Times {
+    /// Returns the factor of [`Costs::host_factor`] for the times of a rank's launches.
+    #[must_use]
+    pub fn host_factor(&self, launch_us: f64) -> Option<f64> {
+        let low = self.low_us();
+        let known = self.count() >= LAUNCHES && low > 0.0 && launch_us > 0.0;
         known.then(|| (low / launch_us).powf(HOST_EXPONENT))
     }
+}
+
+/// Returns the host times of a rank's kernel launches.
+pub(crate) fn launches(trace: &Trace, a: &Attributed) -> Times {
+    let mut times = Times::default();
+    for w in &a.work {
+        if let Some(launch) = w.launch.map(|l| &trace.launches[l as usize])
+            && trace.name(launch.name).contains("LaunchKernel")
+        {
+            times.add((launch.end - launch.start).max(0).cast_unsigned());
+        }
+    }
+    times
 }
 
 /// Collects the costs of a rank's trace.
 #[must_use]
 pub fn find(trace: &Trace, a: &Attributed) -> Costs {
-    let mut costs = Costs::default();
+    let mut costs = Costs {
+        launches: launches(trace, a),
+        ..Costs::default()
+    };
     // An operator may launch several kernels.
     let mut by_operator: BTreeMap<u32, (Work, u64)> = BTreeMap::new();
     for w in &a.work {
         let event = &trace.device[w.device as usize];
+        if event.kind == DeviceKind::Graph {
+            continue;
+        }
         let time = (event.end - event.start).max(0).cast_unsigned();
         if let Some(o) = w.operator {
             let of = by_operator.entry(o).or_insert((w.work, 0));
@@ -121,12 +150,6 @@ pub fn find(trace: &Trace, a: &Attributed) -> Costs {
                 of.0 = w.work;
             }
             of.1 += time;
-        }
-        if let Some(launch) = w.launch.map(|l| &trace.launches[l as usize])
-            && trace.name(launch.name).contains("LaunchKernel")
-        {
-            let host = (launch.end - launch.start).max(0).cast_unsigned();
-            costs.launches.add(host);
         }
     }
     for (operator, (work, time)) in by_operator {
@@ -169,21 +192,25 @@ fn first_type(types: &str) -> Option<&'static str> {
 }
 
 impl Costs {
-    /// Adds the collectives of the shown step; `ranks` is the number of ranks that shard.
-    pub(crate) fn add_collectives(&mut self, measured: &Measured, ranks: u32, outer: u32) {
+    /// Adds the collectives of the shown step.
+    pub(crate) fn add_collectives(&mut self, measured: &Measured) {
         let by_id: BTreeMap<_, &Instr> = measured.instrs.iter().map(|i| (i.id, i)).collect();
         for span in &measured.run.spans {
             let Some(instr) = by_id.get(&span.instr) else {
                 continue;
             };
-            let (kind, ranks) = match instr.work {
-                Some(Work::AllGather) => ("all_gather", ranks),
-                Some(Work::ReduceScatter) => ("reduce_scatter", ranks),
-                Some(Work::AllReduce) => ("all_reduce", if outer > 1 { outer } else { ranks }),
+            let kind = match instr.work {
+                Some(Work::AllGather) => "all_gather",
+                Some(Work::ReduceScatter) => "reduce_scatter",
+                Some(Work::AllReduce) => "all_reduce",
                 _ => continue,
             };
+            if instr.bytes == 0 || instr.ranks == 0 {
+                self.unsized_collectives += 1;
+                continue;
+            }
             let Picos(alone) = span.alone;
-            let key = (kind, ranks, instr.bytes);
+            let key = (kind, instr.ranks, instr.bytes);
             self.collectives.entry(key).or_default().add(alone / 1000);
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::ImportError;
 use crate::kineto::{
-    Collective, CollectiveCall, DeviceEvent, DeviceKind, HostEvent, Inputs, Trace,
+    Collective, CollectiveCall, DeviceEvent, DeviceKind, HostEvent, Inputs, Recorder, Trace,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -162,6 +162,7 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
         ));
     }
     trace.head.shapes = true;
+    trace.head.recorder = Recorder::Observer;
     trace.host.sort_by_key(|e| (e.thread, e.start, -e.end));
     trace
         .notes

@@ -1,6 +1,7 @@
 //! What a trace determines of its scenario, with the reason for each value.
 
 mod count;
+mod groups;
 mod model;
 mod optimizer;
 mod passes;
@@ -11,7 +12,7 @@ pub(crate) use model::is_block;
 pub use optimizer::Optimizer;
 
 use crate::attribute::Attributed;
-use crate::kineto::Trace;
+use crate::kineto::{Recorder, Trace};
 use count::Counts;
 use shardlab_plan::ir::DType;
 
@@ -101,8 +102,16 @@ pub struct Facts {
     pub dp_shard: Option<Found<u32>>,
     /// Number of replicas.
     pub dp_outer: Option<Found<u32>>,
+    /// What the mesh lacks: groups that are not those of data parallelism, and ranks that no axis
+    /// explains.
+    pub mesh_gaps: Vec<String>,
+    /// Number of collectives of the step in groups of unknown sizes, if no group has a size.
+    pub unsized_collectives: usize,
     /// Engine: `fsdp2` or `megatron`.
     pub policy: Option<Found<&'static str>>,
+    /// Whether the engine is FSDP1 (`FullyShardedDataParallel`), whose schedule shardlab does not
+    /// model.
+    pub is_fsdp1: bool,
     /// Strategy, with the names of scenario files.
     pub strategy: Option<Found<&'static str>>,
     /// Units in forward order, including the root if it holds parameters.
@@ -143,18 +152,23 @@ pub struct Facts {
     pub model: Model,
     /// Name of the device.
     pub device: Option<String>,
+    /// What recorded the trace.
+    pub recorder: Recorder,
 }
 
 /// Determines the facts of the typical step of a trace.
 #[must_use]
 pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
-    let counts = Counts::new(trace, a, step);
+    let (all, others) = groups::divide(Counts::new(trace, a, step).all);
+    let counts = Counts { all };
     let mut facts = Facts {
         device: trace.head.devices.first().cloned(),
+        recorder: trace.head.recorder,
         ..Facts::default()
     };
     facts.units = schedule::units(trace, a, step, &counts);
     schedule::ranks(trace, &counts, &mut facts);
+    groups::gaps(&others, &mut facts);
     schedule::engine(trace, a, &counts, &mut facts);
     schedule::types(trace, a, &counts, step, &mut facts);
     schedule::gathers(a, &counts, &mut facts);

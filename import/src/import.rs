@@ -1,10 +1,10 @@
 //! Imports files: reads each by its format and combines ranks.
 
 use crate::attribute::{Attributed, attribute, in_graphs};
-use crate::costs::{self, Costs};
+use crate::costs::{self, Costs, Times};
 use crate::facts::{self, Facts};
 use crate::flight::{self, FlightReport};
-use crate::kineto::{self, Trace};
+use crate::kineto::{self, Recorder, Trace};
 use crate::measured::{Labels, Measured, StepTime, measured, pure_times, step_times, typical};
 use crate::ranks::{self, Rank, RankSummary};
 use crate::snapshot::{self, SnapshotOptions, SnapshotReport};
@@ -47,6 +47,8 @@ pub struct RunImport {
     pub costs: Costs,
     /// Ranks.
     pub ranks: Vec<RankSummary>,
+    /// Host times of the kernel launches of each rank.
+    pub launches: Vec<Times>,
     /// Attributed share of the device time of all ranks, 0 to 1.
     pub attributed_share: f64,
     /// Work that could not be attributed, by name: count, and device time in nanoseconds.
@@ -149,6 +151,48 @@ pub fn import_with(
     Ok(all)
 }
 
+/// Divides traces into jobs: each list has the ranks of one job, in the same steps. The order of
+/// the jobs is that of their first traces.
+///
+/// # Errors
+/// Fails if a file cannot be read or is no profiler trace.
+pub fn jobs(files: &[PathBuf]) -> Result<Vec<Vec<PathBuf>>, ImportError> {
+    let mut jobs: Vec<(Vec<PathBuf>, Vec<Rank>)> = Vec::new();
+    for (i, path) in files.iter().enumerate() {
+        let source = Source::open(path)?;
+        let format = match source.format() {
+            Some(format @ (Format::Kineto | Format::Sqlite)) => format,
+            Some(_) => {
+                return Err(ImportError::invalid(
+                    path,
+                    "a trace of the PyTorch profiler is expected",
+                ));
+            }
+            None => return Err(unknown(path, &source)),
+        };
+        let own: Vec<Rank> = read(path, format)?
+            .iter()
+            .map(|trace| {
+                let rank = ranks::rank_of(trace.head.rank, path, i);
+                Rank::new(rank, path, trace, &attribute(trace))
+            })
+            .collect();
+        let joined = |all: &[Rank]| {
+            let mut all: Vec<Rank> = all.iter().chain(&own).cloned().collect();
+            all.sort_by_key(|r| r.rank);
+            ranks::check(&all).is_ok()
+        };
+        match jobs.iter_mut().find(|(_, all)| joined(all)) {
+            Some((files, all)) => {
+                files.push(path.clone());
+                all.extend(own);
+            }
+            None => jobs.push((vec![path.clone()], own)),
+        }
+    }
+    Ok(jobs.into_iter().map(|(files, _)| files).collect())
+}
+
 /// Returns what a profiler trace or an execution trace determines.
 ///
 /// # Errors
@@ -178,6 +222,7 @@ pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
     let facts = facts::find(&trace, &a, step);
     let mut notes = trace.notes.clone();
     notes.extend(undetermined(&trace, &a, &facts));
+    notes.extend(engine_note(&facts));
     Ok((facts, notes))
 }
 
@@ -298,6 +343,13 @@ fn traces_to_run(
     let step = typical(&first.times).map(|t| t.step);
     let facts = facts::find(&first.trace, &first.attributed, step);
     let mut undetermined = undetermined(&first.trace, &first.attributed, &facts);
+    undetermined.extend(facts.mesh_gaps.iter().cloned());
+    if facts.unsized_collectives > 0 {
+        undetermined.push(format!(
+            "mesh: {} NCCL kernels per step are in the trace, but the sizes of their groups are not",
+            facts.unsized_collectives
+        ));
+    }
     if ranks.len() == 1 && facts.world_size.as_ref().is_some_and(|w| w.value > 1) {
         undetermined.push(
             "time of collectives without waits for other ranks: only one rank's trace is given"
@@ -313,6 +365,7 @@ fn traces_to_run(
         );
     }
     notes.extend(clock_notes);
+    notes.extend(engine_note(&facts));
     if alone > 0 {
         notes.push(format!(
             "{alone} collectives of rank {} have no counterpart: traces of the other ranks of their groups are not given",
@@ -322,14 +375,14 @@ fn traces_to_run(
     let labels = labels(&first, &facts, &ranks, &late, name);
     let measured = measured(&first.trace, &first.attributed, &first.times, &pure, labels);
     let mut costs = costs::find(&first.trace, &first.attributed);
-    let size = |found: &Option<crate::facts::Found<u32>>| found.as_ref().map_or(1, |f| f.value);
-    costs.add_collectives(&measured, size(&facts.dp_shard), size(&facts.dp_outer));
+    costs.add_collectives(&measured);
     let time = ranks
         .iter()
         .fold((0, 0), |t, r| (t.0 + r.time.0, t.1 + r.time.1));
     Ok(RunImport {
         measured,
         costs,
+        launches: ranks.iter().map(|r| r.launches.clone()).collect(),
         ranks: ranks
             .iter()
             .zip(&late)
@@ -421,6 +474,14 @@ fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str
     }
 }
 
+/// Says how the prediction of an engine differs from it.
+fn engine_note(facts: &Facts) -> Option<String> {
+    facts.is_fsdp1.then(|| {
+        "the job runs FSDP1 (FullyShardedDataParallel): its schedule is predicted as that of FSDP2, without its flat parameters and its rate limiter"
+            .to_owned()
+    })
+}
+
 /// Returns what the trace does not determine, with reasons.
 fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut all = Vec::new();
@@ -443,15 +504,24 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
         );
         return all;
     }
+    let nsight = trace.head.recorder == Recorder::Nsight;
     if !trace.head.shapes && !trace.host.iter().any(|e| e.inputs.is_some()) {
-        say(
-            "shapes of parameters and activations: the trace was recorded without record_shapes=True",
-        );
+        say(match nsight {
+            true => "shapes of parameters and activations: Nsight Systems does not record them",
+            false => {
+                "shapes of parameters and activations: the trace was recorded without record_shapes=True"
+            }
+        });
     }
     if trace.memory.is_empty() {
-        say(
-            "memory over time: the trace was recorded without profile_memory=True (give a snapshot of the same steps and device, too)",
-        );
+        say(match nsight {
+            true => {
+                "memory over time: an export of Nsight Systems has no events of PyTorch's allocator"
+            }
+            false => {
+                "memory over time: the trace was recorded without profile_memory=True (give a snapshot of the same steps and device, too)"
+            }
+        });
     }
     if a.steps.all.iter().all(|s| !s.is_whole()) {
         say(match trace.is_cut_off {
@@ -462,7 +532,12 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
         say("gradient accumulation: no optimizer is in the trace");
     }
     if trace.head.world_size.is_none() {
-        say("the number of ranks, except from process groups: the trace has no distributedInfo");
+        say(match nsight {
+            true => "the number of ranks of the job: Nsight Systems does not record it",
+            false => {
+                "the number of ranks, except from process groups: the trace has no distributedInfo"
+            }
+        });
     }
     if facts.units.is_empty() {
         say("units: nothing is gathered in the trace");

@@ -5,6 +5,7 @@ mod units;
 pub use units::family_names;
 
 use crate::facts::{Ahead, Compiled, Facts, Found, Recompute, Reshard};
+use crate::kineto::Recorder;
 use std::fmt::{Display, Write};
 
 /// A scenario as text, and the keys that the trace does not determine.
@@ -25,7 +26,10 @@ const COMMENT: usize = 42;
 /// model.
 #[must_use]
 pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
-    let mut w = Writer::default();
+    let mut w = Writer {
+        recorder: facts.recorder,
+        ..Writer::default()
+    };
     w.line(&format!(
         "# Inferred from {name} by `shardlab infer`. A comment says how a value was determined."
     ));
@@ -193,7 +197,8 @@ fn mesh(w: &mut Writer, facts: &Facts) {
                 &format!("the device is {device}"),
             ),
             None => w.missing.push(format!(
-                "mesh.hardware: no profile of {device} is shipped; `shardlab calibrate` measures one"
+                "mesh.hardware: no profile of {device} is shipped; {}",
+                own_profile(device)
             )),
         },
         None => w
@@ -202,6 +207,7 @@ fn mesh(w: &mut Writer, facts: &Facts) {
     }
     match (&facts.dp_shard, &facts.world_size) {
         (Some(shard), _) => w.known("dp_shard", &shard.value.to_string(), &shard.because),
+        (None, _) if facts.unsized_collectives > 0 => w.missing.push(unsized_groups(facts)),
         (None, Some(world)) => w.known("dp_shard", &world.value.to_string(), &world.because),
         (None, None) => w.known(
             "dp_shard",
@@ -211,6 +217,46 @@ fn mesh(w: &mut Writer, facts: &Facts) {
     }
     if let Some(outer) = facts.dp_outer.as_ref().filter(|o| o.value > 1) {
         w.known("dp_replicate", &outer.value.to_string(), &outer.because);
+    }
+    w.missing.extend(facts.mesh_gaps.iter().cloned());
+}
+
+/// Says how to get the profile of a device.
+fn own_profile(device: &str) -> &'static str {
+    let is_amd = ["AMD", "Instinct", "Radeon"]
+        .iter()
+        .any(|name| device.contains(name));
+    match is_amd {
+        true => {
+            "`shardlab calibrate` does not measure AMD GPUs: name the closest profile, or write one with `extends`"
+        }
+        false => "`shardlab calibrate` measures one",
+    }
+}
+
+/// Says why the number of ranks that shard is not known, and what to do.
+fn unsized_groups(facts: &Facts) -> String {
+    let why = match facts.recorder {
+        Recorder::Nsight => "Nsight Systems does not record them",
+        _ => "newer versions of PyTorch describe each collective",
+    };
+    let world = match &facts.world_size {
+        Some(world) => format!(" of the job's {} ranks", world.value),
+        None => String::new(),
+    };
+    format!(
+        "mesh.dp_shard: {} NCCL kernels per step are in the trace, but the sizes of their groups are not ({why}); set it to the number{world} that shard parameters",
+        facts.unsized_collectives
+    )
+}
+
+/// Says how to get the sizes of the model.
+fn without_shapes(recorder: Recorder) -> &'static str {
+    match recorder {
+        Recorder::Nsight => {
+            "Nsight Systems does not record shapes; give the model by --config config.json, and the batch in the file"
+        }
+        _ => "shapes are recorded with record_shapes=True",
     }
 }
 
@@ -280,6 +326,7 @@ struct Writer {
     begun: bool,
     missing: Vec<String>,
     assumed: Vec<String>,
+    recorder: Recorder,
 }
 
 impl Writer {
@@ -314,8 +361,9 @@ impl Writer {
     fn needed<T>(&mut self, key: &str, found: Option<&Found<T>>, show: impl Fn(&T) -> String) {
         if found.is_none() {
             self.missing.push(format!(
-                "{}.{key}: not determined; shapes are recorded with record_shapes=True",
-                self.section
+                "{}.{key}: not determined; {}",
+                self.section,
+                without_shapes(self.recorder)
             ));
         }
         self.found(key, found, show);
@@ -333,5 +381,54 @@ impl Writer {
             missing: self.missing,
             assumed: self.assumed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(facts: &Facts) -> String {
+        infer(facts, "t.json", None).missing.join("\n")
+    }
+
+    #[test]
+    fn groups_without_sizes_leave_the_mesh_open() {
+        let mut facts = Facts {
+            unsized_collectives: 24,
+            world_size: Some(Found::new(8, "said so")),
+            ..Facts::default()
+        };
+        let inferred = infer(&facts, "t.json", None);
+        assert!(!inferred.text.contains("\ndp_shard ="), "{}", inferred.text);
+        let missing = inferred.missing.join("\n");
+        assert!(
+            missing.contains("mesh.dp_shard: 24 NCCL kernels"),
+            "{missing}"
+        );
+        assert!(missing.contains("of the job's 8 ranks"), "{missing}");
+        assert!(missing.contains("record_shapes=True"), "{missing}");
+        facts.recorder = Recorder::Nsight;
+        let missing = self::missing(&facts);
+        assert!(
+            missing.contains("Nsight Systems does not record them"),
+            "{missing}"
+        );
+        assert!(!missing.contains("record_shapes"), "{missing}");
+        // A job without collectives runs on one GPU.
+        let alone = infer(&Facts::default(), "t.json", None).text;
+        assert!(alone.contains("\ndp_shard = 1"), "{alone}");
+    }
+
+    #[test]
+    fn advice_about_profiles_fits_the_device() {
+        let of = |device: &str| {
+            missing(&Facts {
+                device: Some(device.to_owned()),
+                ..Facts::default()
+            })
+        };
+        assert!(of("NVIDIA L40S").contains("`shardlab calibrate` measures one"));
+        assert!(of("AMD Instinct MI300X").contains("does not measure AMD GPUs"));
     }
 }

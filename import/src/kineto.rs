@@ -9,7 +9,7 @@ mod root;
 mod scan;
 mod types;
 
-pub use root::{Group, Head};
+pub use root::{Group, Head, Recorder};
 pub use types::{
     Collective, CollectiveCall, DeviceEvent, DeviceKind, Flow, HostEvent, Inputs, Launch,
     MemoryEvent, Trace,

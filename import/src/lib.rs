@@ -42,7 +42,7 @@ pub mod source;
 mod sqlite;
 
 pub use error::ImportError;
-pub use import::{Import, Options, RunImport, Structure, facts_of, import, import_with};
+pub use import::{Import, Options, RunImport, Structure, facts_of, import, import_with, jobs};
 pub use ranks::RankSummary;
 
 #[cfg(test)]

@@ -46,6 +46,8 @@ pub struct Instr {
     pub stream: StreamId,
     /// Payload of a collective, bytes of a copy or an allocation.
     pub bytes: u64,
+    /// Number of ranks of a collective's group; 0 for other work, or if it is not known.
+    pub ranks: u32,
     /// Floating-point operations, if shapes were recorded.
     pub flops: u64,
 }

@@ -6,7 +6,7 @@
 //! annotations. Each process with device work is a rank.
 
 use crate::ImportError;
-use crate::kineto::{self, DeviceEvent, DeviceKind, HostEvent, Launch, Trace};
+use crate::kineto::{self, DeviceEvent, DeviceKind, HostEvent, Launch, Recorder, Trace};
 use crate::limits;
 use crate::sqlite::{Database, Table, Value};
 use std::collections::{BTreeMap, HashMap};
@@ -16,6 +16,9 @@ use std::path::Path;
 
 /// Table that every export with device work has.
 const KERNELS: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
+/// Table of CUDA graphs that are traced as a whole, which is the default of `nsys profile`
+/// (`--cuda-graph-trace=graph`). The kernels within them are not in the export.
+const GRAPHS: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 /// Types of NVTX ranges: those that a thread pushes and pops, and those with separate start and
 /// end.
 const RANGES: [i64; 2] = [59, 60];
@@ -40,7 +43,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Trace>, ImportError> {
         _ => ImportError::io(path, e),
     };
     let mut database = Database::open(file).map_err(damaged)?;
-    if database.table(KERNELS).is_none() {
+    if database.table(KERNELS).is_none() && database.table(GRAPHS).is_none() {
         let is_export = database
             .names()
             .any(|n| n == "StringIds" || n.starts_with("CUPTI_"));
@@ -117,6 +120,7 @@ impl Export {
         })?;
         for (table, kind) in [
             (KERNELS, DeviceKind::Kernel),
+            (GRAPHS, DeviceKind::Graph),
             ("CUPTI_ACTIVITY_KIND_MEMCPY", DeviceKind::Copy),
             ("CUPTI_ACTIVITY_KIND_MEMSET", DeviceKind::Fill),
         ] {
@@ -165,6 +169,7 @@ impl Export {
             DeviceKind::Kernel => self.string(row, &["demangledName", "shortName"]),
             DeviceKind::Copy => copy(row.int("copyKind")).to_owned(),
             DeviceKind::Fill => "Memset (Device)".to_owned(),
+            DeviceKind::Graph => "CUDA graph".to_owned(),
         };
         let small = |column: &str| row.int(column).and_then(|n| u32::try_from(n).ok());
         let (device, stream) = (small("deviceId"), small("streamId"));
@@ -261,6 +266,7 @@ impl Export {
         let mut all: Vec<Trace> = with_work.collect();
         let world = u32::try_from(all.len()).unwrap_or(u32::MAX);
         for (rank, trace) in all.iter_mut().enumerate() {
+            trace.head.recorder = Recorder::Nsight;
             let first = trace.device.first().map_or(0, |d| d.device as usize);
             let own = devices.get(first).or(devices.first());
             trace.head.devices = own.cloned().into_iter().collect();
@@ -274,6 +280,7 @@ impl Export {
                 "export of Nsight Systems: this format is unverified, since no export of a real job was available"
                     .into(),
             );
+            trace.notes.extend(graphs(trace));
             if rank == 0 && incomplete > 0 {
                 trace
                     .notes
@@ -284,6 +291,23 @@ impl Export {
         all.retain(|t| !t.device.is_empty());
         all.into_iter().map(kineto::sorted).collect()
     }
+}
+
+/// Says that the kernels of CUDA graphs are not in a trace, and how to record them.
+fn graphs(trace: &Trace) -> Option<String> {
+    let all = trace.device.iter().filter(|e| e.kind == DeviceKind::Graph);
+    let (count, time) = all.fold((0, 0), |(n, t), e| (n + 1, t + (e.end - e.start).max(0)));
+    (count > 0).then(|| {
+        let what = match count {
+            1 => "1 launch of a CUDA graph".to_owned(),
+            n => format!("{n} launches of CUDA graphs"),
+        };
+        let verb = if count == 1 { "is" } else { "are" };
+        format!(
+            "{what} ({:.2} ms) {verb} traced as a whole, so kernels and collectives within are not in the export; `nsys profile --cuda-graph-trace=node` records them",
+            time as f64 / 1e6
+        )
+    })
 }
 
 /// Calls a function for each row of a table, if the export has it.
@@ -307,5 +331,87 @@ fn copy(kind: Option<i64>) -> &'static str {
         Some(8) => "Memcpy DtoD",
         Some(10) => "Memcpy PtoP",
         _ => "Memcpy",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribute::attribute;
+
+    const PROCESS: i64 = 7 << 24;
+
+    /// A kernel of backward of 10 ns, a CUDA graph of 900 ns, and a kernel of the optimizer of
+    /// 100 ns, with their launches. Columns are those of the exporter's schema.
+    fn export() -> Export {
+        let mut export = Export::default();
+        for (id, text) in [
+            (1, "cudaGraphLaunch_v10000"),
+            (2, "multi_tensor_apply_kernel<FusedAdam>"),
+            (3, "cunn_SoftMaxBackward"),
+        ] {
+            export.strings.insert(id, text.to_owned());
+        }
+        let row = |export: &mut Export, last: &str, values: [i64; 5], kind| {
+            let columns = [
+                "start",
+                "end",
+                "streamId",
+                "correlationId",
+                last,
+                "globalPid",
+            ];
+            let values = values.into_iter().chain([PROCESS]).map(Value::Int);
+            let (table, values) = (Table::of(&columns), values.collect::<Vec<_>>());
+            export.device(
+                &Row {
+                    table: &table,
+                    values: &values,
+                },
+                kind,
+            );
+        };
+        let kernel = "demangledName";
+        row(&mut export, kernel, [90, 100, 7, 4, 3], DeviceKind::Kernel);
+        row(
+            &mut export,
+            "graphId",
+            [100, 1000, 7, 5, 1],
+            DeviceKind::Graph,
+        );
+        row(
+            &mut export,
+            kernel,
+            [1000, 1100, 7, 6, 2],
+            DeviceKind::Kernel,
+        );
+        let launches = Table::of(&["start", "end", "correlationId", "nameId", "globalTid"]);
+        for [start, correlation] in [[10, 4], [20, 5], [40, 6]] {
+            let values = [start, start + 10, correlation, 1, PROCESS + 1].map(Value::Int);
+            export.launch(&Row {
+                table: &launches,
+                values: &values,
+            });
+        }
+        export
+    }
+
+    #[test]
+    fn a_graph_as_a_whole_is_device_work_of_unknown_kind() {
+        let traces = export().finish(0);
+        let trace = &traces[0];
+        let graph = &trace.device[1];
+        assert_eq!(graph.kind, DeviceKind::Graph);
+        assert_eq!((graph.start, graph.end, graph.stream), (100, 1000, 7));
+        let note = trace.notes.join("\n");
+        assert!(
+            note.contains("1 launch of a CUDA graph (0.00 ms) is"),
+            "{note}"
+        );
+        assert!(note.contains("--cuda-graph-trace=node"), "{note}");
+        let a = attribute(trace);
+        assert_eq!(a.work.len(), 3, "the graph is on its stream");
+        assert_eq!(a.time, (110, 1010));
+        assert_eq!(a.unmatched["CUDA graph"], (1, 900));
     }
 }

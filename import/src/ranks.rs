@@ -2,6 +2,7 @@
 
 use crate::ImportError;
 use crate::attribute::{Attributed, Steps};
+use crate::costs::{Times, launches};
 use crate::kineto::{Head, Trace};
 use crate::measured::{CollectiveSpan, StepTime, clocks, of_rank, origin, samples, step_times};
 use serde::Serialize;
@@ -22,6 +23,8 @@ pub(crate) struct Rank {
     pub(crate) time: (u64, u64),
     pub(crate) notes: Vec<String>,
     pub(crate) is_cut_off: bool,
+    /// Host times of kernel launches.
+    pub(crate) launches: Times,
 }
 
 /// Summary of a rank.
@@ -62,6 +65,7 @@ impl Rank {
             time: a.time,
             notes: trace.notes.clone(),
             is_cut_off: trace.is_cut_off,
+            launches: launches(trace, a),
         }
     }
 

@@ -43,7 +43,7 @@ pub fn tape(run: &RunImport, name: &str) -> Result<Traced, String> {
     }
     let units = modules::build(&run.facts, &run.measured)?;
     let passes = passes::build(run, &units)?;
-    let mut notes = Vec::new();
+    let mut notes = run.facts.mesh_gaps.clone();
     if run.measured.activations.is_empty() {
         notes.push(
             "memory of activations: the trace was recorded without profile_memory=True, so it is not part of the peak; a snapshot of the same steps adds it"

@@ -262,6 +262,7 @@ fn device_report(
     let held = at_end(report.end_reserved_bytes, reserved);
     report.add_start(allocated, held, history.is_empty());
     report.add_history(history, annotations, allocated, held);
+    report.keep_determined(roles::has_frames(history), roles::has_units(annotations));
     report
 }
 
@@ -319,6 +320,31 @@ impl SnapshotReport {
         }
     }
 
+    /// Removes divisions that the snapshot does not show: without frames, every allocation would be
+    /// that of a temporary, and without annotations, every unit would be the root.
+    fn keep_determined(&mut self, frames: bool, units: bool) {
+        if self.events == 0 {
+            return;
+        }
+        let ooms = &mut self.out_of_memory;
+        if !frames {
+            self.by_role.clear();
+            ooms.iter_mut().for_each(|oom| oom.by_role.clear());
+            self.notes.push(
+                "no frames: roles are not determined (`_record_memory_history(context=\"all\")` records frames)"
+                    .into(),
+            );
+        }
+        if !units {
+            self.by_unit.clear();
+            ooms.iter_mut().for_each(|oom| oom.by_unit.clear());
+            self.notes.push(
+                "no annotations of FSDP2: units are not determined (`_record_memory_history(global_record_annotations=True)` records annotations)"
+                    .into(),
+            );
+        }
+    }
+
     /// Adds the peaks, the live memory at the peak, and failed allocations.
     fn add_history(
         &mut self,
@@ -327,7 +353,7 @@ impl SnapshotReport {
         mut allocated: i64,
         mut held: i64,
     ) {
-        let mut places = Places::new(annotations);
+        let mut places = Places::new(annotations, roles::has_frames(history));
         let mut live: HashMap<u64, Live> = HashMap::new();
         let mut before = self.before_bytes;
         for event in history {
@@ -376,6 +402,12 @@ impl SnapshotReport {
 /// Adds replays of the history through the model of the allocator.
 fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOptions) {
     if history.events.is_empty() {
+        if !options.settings.is_empty() {
+            report.notes.push(
+                "other settings of the allocator are not replayed: the snapshot has no history"
+                    .into(),
+            );
+        }
         return;
     }
     report
@@ -389,6 +421,12 @@ fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOpt
     if !options.settings.is_empty() && !history.is_complete() {
         report.notes.push(
             "other settings are replayed from the blocks that were live when the history began: fragmentation before that is unknown"
+                .into(),
+        );
+    }
+    if history.settings.expandable_segments && !history.is_complete() {
+        report.notes.push(
+            "expandable segments are replayed from the blocks that were live when the history began, so pages that were mapped without a use then are missing in the replay"
                 .into(),
         );
     }

@@ -51,6 +51,16 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Makes a table with these columns, without a place in a file.
+    #[cfg(test)]
+    pub(crate) fn of(columns: &[&str]) -> Self {
+        Self {
+            root: 0,
+            columns: columns.iter().map(|c| (*c).to_owned()).collect(),
+            row_id: None,
+        }
+    }
+
     /// Returns the index of a column.
     pub(crate) fn column(&self, name: &str) -> Option<usize> {
         let same = |c: &String| c.eq_ignore_ascii_case(name);

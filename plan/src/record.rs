@@ -190,6 +190,25 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
+    /// Returns whether memory was recorded. A trace may contain no events of the allocator, and no
+    /// step runs without memory.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.peak_allocated > Bytes::ZERO || self.peak_reserved > Bytes::ZERO
+    }
+
+    /// Returns the peak of allocated bytes; `None` if memory was not recorded.
+    #[must_use]
+    pub fn allocated(&self) -> Option<Bytes> {
+        self.is_recorded().then_some(self.peak_allocated)
+    }
+
+    /// Returns the peak of reserved bytes; `None` if memory was not recorded.
+    #[must_use]
+    pub fn reserved(&self) -> Option<Bytes> {
+        self.is_recorded().then_some(self.peak_reserved)
+    }
+
     /// Returns the peak of the whole device; `None` if it was not measured. A profiler's trace
     /// records the allocator, but not other uses of the device.
     #[must_use]

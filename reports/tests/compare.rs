@@ -269,6 +269,40 @@ fn memory_is_compared_by_role_and_place() {
     assert_eq!(x.iter().zip(y).filter(|(x, y)| x != y).count(), 1);
 }
 
+/// A run without a record of memory has not used 0 bytes.
+#[test]
+fn unrecorded_memory_is_not_compared() {
+    let a = testing::view(500);
+    let mut b = a.clone();
+    b.run.memory.peak_allocated = Bytes::ZERO;
+    b.run.memory.peak_reserved = Bytes::ZERO;
+    b.run.memory.by_role.clear();
+    b.run.memory.by_unit.clear();
+    let p = compared(&a, &b);
+    assert!(p.memory.by_role.is_empty() && p.memory.by_unit.is_empty());
+    assert!(p.memory.at[0].is_some() && p.memory.at[1].is_none());
+    let why = p.why.join("\n");
+    assert!(why.contains("run B has no record of it"), "{why}");
+    for name in ["allocated_gib", "reserved_gib"] {
+        let metric = p.metrics.iter().find(|m| m.name == name).unwrap();
+        assert!(metric.values[0] > 0.0 && metric.values[1].is_nan());
+        assert_eq!(metric.change(), None);
+    }
+    let none = compared(&b, &b);
+    assert!(none.metrics.iter().all(|m| !m.name.ends_with("ed_gib")));
+    assert!(none.why.iter().any(|s| s == "Memory was not recorded."));
+    let summary = serde_json::to_value(b.run.summary()).unwrap();
+    assert!(summary["memory"]["peak_reserved_bytes"].is_null());
+    // The faster run is still the best.
+    let mut fast = b.clone();
+    for t in &mut fast.run.step_samples {
+        t.0 /= 2;
+    }
+    let matrix = Matrix::new(&[("a", &a), ("fast", &fast)], Some(Tolerance::EXACT));
+    let step = &matrix.metrics[0];
+    assert_eq!(matrix.best(step), [false, true]);
+}
+
 #[test]
 fn losses_say_where_they_part() {
     let mut a = testing::view(0);

@@ -1,7 +1,7 @@
 //! Arguments that several subcommands share.
 
 use super::output::Failure;
-use super::parallel_sizes;
+use super::{parallel_sizes, recordings};
 use crate::predict::Profiles;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
@@ -79,7 +79,10 @@ impl One {
 /// Loads a scenario. An invalid scenario is bad input.
 pub(super) fn load(path: &Path, set: &[String]) -> Result<Scenario, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
-    scenario::load(path, set).map_err(|e| Failure::bad_input(parallel_sizes::blame(e, variable)))
+    scenario::load(path, set).map_err(|e| match recordings::misplaced(path) {
+        Some(reason) => Failure::bad_input(reason),
+        None => Failure::bad_input(parallel_sizes::blame(e, variable)),
+    })
 }
 
 /// Plans a scenario. A scenario that cannot be planned is bad input.

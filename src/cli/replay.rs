@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         &traced,
         costs,
         &run_name,
-        &hardware_only(&args.overrides.set),
+        &of_the_recording(&traced, &args.overrides.set),
     )?;
     let changed = match args.overrides.set.is_empty() {
         true => None,
@@ -80,8 +80,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
                 "step_ms": measured.step_ms(),
                 "exposed_ms": measured.exposed_total().ms(),
                 "host_wait_ms": host_wait(measured).ms(),
-                "peak_allocated_bytes": measured.memory.peak_allocated,
-                "peak_reserved_bytes": measured.memory.peak_reserved,
+                "peak_allocated_bytes": measured.memory.allocated(),
+                "peak_reserved_bytes": measured.memory.reserved(),
             },
             "recorded": object(&recorded.prediction),
             "replayed": changed.as_ref().map(object),
@@ -127,10 +127,25 @@ fn notes(traced: &Traced, measured: &Run, recorded: &Recorded) -> Vec<String> {
     notes
 }
 
-/// Keeps the overrides that describe the machine, which also apply to the recorded run.
-fn hardware_only(set: &[String]) -> Vec<String> {
-    let machine = set.iter().filter(|s| s.starts_with("mesh.hardware="));
-    machine.cloned().collect()
+const DP_SHARD: &str = "mesh.dp_shard";
+
+/// Returns why the trace does not determine a key; `None` if it does.
+fn lacks<'a>(traced: &'a Traced, key: &str) -> Option<&'a String> {
+    let missing = &traced.scenario.missing;
+    missing.iter().find(|m| {
+        m.strip_prefix(key)
+            .is_some_and(|rest| rest.starts_with(':'))
+    })
+}
+
+/// Keeps the overrides that describe the recorded run: the machine, and the number of ranks if the
+/// trace does not show it.
+fn of_the_recording(traced: &Traced, set: &[String]) -> Vec<String> {
+    let ranks = lacks(traced, DP_SHARD).is_some();
+    let kept = set.iter().filter(|s| {
+        s.starts_with("mesh.hardware=") || ranks && s.starts_with(&format!("{DP_SHARD}="))
+    });
+    kept.cloned().collect()
 }
 
 /// A replay, and its assumption about the host.
@@ -185,18 +200,20 @@ fn asks_hardware(set: &[String]) -> bool {
 }
 
 fn options(traced: &Traced, name: &str, set: &[String]) -> Result<Scenario, Failure> {
-    let asks_hardware = asks_hardware(set);
-    if let Some(missing) = traced
-        .scenario
-        .missing
-        .iter()
-        .find(|m| m.starts_with("mesh.hardware") && !asks_hardware)
-    {
-        return Err(Failure::bad_input(format_args!(
-            "{missing}; give a profile with --set mesh.hardware=PROFILE"
-        )));
-    }
     let has = |key: &str| set.iter().any(|s| s.starts_with(key));
+    for (key, words) in [
+        (
+            "mesh.hardware",
+            "give a profile with --set mesh.hardware=PROFILE",
+        ),
+        (DP_SHARD, "give it with --set mesh.dp_shard=RANKS"),
+    ] {
+        if let Some(missing) = lacks(traced, key)
+            && !has(&format!("{key}="))
+        {
+            return Err(Failure::bad_input(format_args!("{missing}; {words}")));
+        }
+    }
     let mut set = set.to_vec();
     if has("fsdp.reshard_after_forward=false") && !has("fsdp.reshard_root=") {
         // In this case, the recorded setting of the root has no effect.
@@ -241,18 +258,15 @@ fn print(
         ">reserved",
         "fits",
     ]);
-    let bytes = |b: Bytes| match b {
-        Bytes::ZERO => "-".to_owned(),
-        b => b.to_string(),
-    };
+    let bytes = |b: Option<Bytes>| b.map_or_else(|| "-".to_owned(), |b| b.to_string());
     table.row([
         "measured".to_owned(),
         measured.world_size.to_string(),
         thousands(measured.step_ms(), 2),
         String::new(),
         thousands(measured.exposed_total().ms(), 2),
-        bytes(measured.memory.peak_allocated),
-        bytes(measured.memory.peak_reserved),
+        bytes(measured.memory.allocated()),
+        bytes(measured.memory.reserved()),
         String::new(),
     ]);
     let base = recorded.step_ms();
@@ -263,8 +277,8 @@ fn print(
             thousands(p.step_ms(), 2),
             signed(percent, 1),
             thousands(p.run.exposed_total().ms(), 2),
-            bytes(p.run.memory.peak_allocated),
-            bytes(p.run.memory.peak_reserved),
+            bytes(p.run.memory.allocated()),
+            bytes(p.run.memory.reserved()),
             p.fit.word().to_owned(),
         ]);
     };

@@ -9,6 +9,7 @@ use super::output::{Failure, Out, Status, write_file};
 use super::progress::Progress;
 use super::table::option_of;
 use crate::predict::{PredictError, predict};
+use shardlab_plan::units::Bytes;
 use shardlab_reports::RunView;
 use shardlab_reports::report::{Block, Item, Report, Table, html, markdown};
 use shardlab_reports::shell;
@@ -146,7 +147,7 @@ fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
             let set = item.view.scenario.settings.get(*key);
             set.cloned().unwrap_or_default()
         };
-        let reserved = item.view.run.memory.peak_reserved.gib();
+        let reserved = item.view.run.memory.reserved().map_or(f64::NAN, Bytes::gib);
         let numbers = [item.view.step_ms(), item.view.exposed_ms(), reserved];
         // Unknown values have an empty cell.
         let shown = |x: f64| {

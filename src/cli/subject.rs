@@ -2,7 +2,9 @@
 
 use super::args::{self, Overrides};
 use super::output::Failure;
+use super::recordings;
 use crate::analysis::warnings::{self, Kind, Warning};
+use crate::analysis::warnings::{self, Warning};
 use crate::predict::Prediction;
 use shardlab_frameworks::{Doubt, Gpus, Job, Options, Row, read};
 use shardlab_plan::Scenario;
@@ -77,7 +79,10 @@ impl Subject {
         {
             options.model = Some(rest.remove(at));
         }
-        let job = read(&rest, &options).map_err(Failure::bad_input)?;
+        let job = read(&rest, &options).map_err(|e| {
+            let misplaced = rest.iter().find_map(|file| recordings::misplaced(file));
+            misplaced.map_or_else(|| Failure::bad_input(e), Failure::bad_input)
+        })?;
         Ok(Self::Job {
             job: Box::new(job),
             files: rest,

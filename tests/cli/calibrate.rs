@@ -244,6 +244,58 @@ fn a_profile_is_made_from_traces() {
     assert!(error.contains("a profile describes one device"), "{error}");
 }
 
+/// Ranks of one job are one source, whose collectives are timed without waits. A rank alone is not
+/// enough for that, and an export of Nsight Systems has no sizes.
+#[test]
+fn ranks_of_a_job_make_one_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces");
+    let rank = |n: u32| format!("{traces}/fsdp2-compiled-rank{n}.json.gz");
+    let made = |files: &[String], out: &str| {
+        let mut args = vec!["calibrate", "--from-trace"];
+        args.extend(files.iter().map(String::as_str));
+        args.extend(["--out", out]);
+        let output = shardlab(&args).assert().success();
+        let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        (std::fs::read_to_string(out).unwrap(), said)
+    };
+    let (both, said) = made(&[rank(0), rank(1)], &at("both.toml"));
+    assert!(!said.contains("warning"), "{said}");
+    assert!(both.contains("without waits for other ranks"), "{both}");
+    // Only the host may come from the other rank.
+    let tables = &both[both.find("[[gemm]]").unwrap()..];
+    assert!(!tables.contains("trace fsdp2-compiled-rank1"), "{tables}");
+    let (alone, said) = made(&[rank(0)], &at("alone.toml"));
+    assert!(said.contains("1 of 2 ranks"), "{said}");
+    // The own time of the longest collective is shorter than its time with the wait.
+    let longest = |profile: &str| -> f64 {
+        let table = &profile[profile.find("kind = \"all_gather\"").unwrap()..];
+        let rows = table.lines().find(|l| l.starts_with("rows")).unwrap();
+        let last = rows.trim_end_matches("]]").rsplit(", ").next().unwrap();
+        last.parse().unwrap()
+    };
+    assert!(
+        longest(&both) < longest(&alone),
+        "{} {}",
+        longest(&both),
+        longest(&alone)
+    );
+    let packed = std::fs::File::open(format!("{traces}/nsys.sqlite.gz")).unwrap();
+    let database = at("nsys.sqlite");
+    let mut target = std::fs::File::create(&database).unwrap();
+    std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut target).unwrap();
+    let output = shardlab(&["calibrate", "--from-trace", &database])
+        .assert()
+        .code(2);
+    let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(error.contains("17 collectives are left out"), "{error}");
+    assert!(
+        error.contains("records neither shapes nor sizes"),
+        "{error}"
+    );
+}
+
 /// The profile predicts the step that it was derived from. Steps that say nothing about the host
 /// are rejected.
 #[test]

@@ -338,6 +338,20 @@ fn a_measured_run_is_explained_and_gated() {
     let output = shardlab(&args).assert().code(1);
     let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
     assert!(text.contains("over the step time budget"), "{text}");
+    // A budget of memory needs a record of memory, which this trace does not have.
+    let silent = at("fsdp2-units-rank0.json.gz");
+    let args = [
+        "gate",
+        "--measured",
+        &silent,
+        "--baseline",
+        &base,
+        "--set",
+        "gate.max_memory=100GiB",
+    ];
+    let output = shardlab(&args).assert().code(2);
+    let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(error.contains("has no record of memory"), "{error}");
 }
 
 #[test]

@@ -174,3 +174,33 @@ fn every_verb_refuses_what_it_cannot_read() {
     let error = refused(&["import", &record, "--scenario", "no-such-scenario"]);
     assert!(error.contains("no-such-scenario"), "{error}");
 }
+
+/// Commands for scenarios and jobs that get a recording say what it is, and which command reads it.
+#[test]
+fn recordings_are_sent_to_the_command_that_reads_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let page = page.to_str().unwrap();
+    let database = dir.path().join("nsys.sqlite");
+    std::fs::write(&database, unpacked("nsys.sqlite.gz")).unwrap();
+    let trace = format!("{TRACES}/base.json.gz");
+    let snapshot = format!("{TRACES}/oom.snapshot.pickle.gz");
+    for (file, what) in [
+        (trace.as_str(), "a trace of the PyTorch profiler"),
+        (snapshot.as_str(), "a memory snapshot"),
+        (database.to_str().unwrap(), "an SQLite database"),
+    ] {
+        for args in [
+            &["sim", file][..],
+            &["explain", file],
+            &["check", file],
+            &["compare", file, "llama-tiny"],
+            &["report", file, "--out", page],
+            &["fit", file],
+        ] {
+            let error = refused(args);
+            assert!(error.contains(what), "{args:?}: {error}");
+            assert!(error.contains("`shardlab import"), "{args:?}: {error}");
+        }
+    }
+}

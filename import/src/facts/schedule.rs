@@ -129,13 +129,23 @@ pub(super) fn ranks(trace: &Trace, counts: &Counts<'_>, facts: &mut Facts) {
         }
         (None, None) => None,
     };
+    if shard.is_none() && replicas.is_none() {
+        let nccl = |c: &&super::count::One<'_>| c.work != Work::OtherCollective;
+        facts.unsized_collectives = counts.all.iter().filter(nccl).count();
+    }
 }
 
 pub(super) fn engine(trace: &Trace, a: &Attributed, counts: &Counts<'_>, facts: &mut Facts) {
     let any = |test: &dyn Fn(&str) -> bool| trace.host.iter().any(|e| test(trace.name(e.name)));
     let named = |part: &'static [&'static str]| any(&|n| part.iter().any(|p| n.contains(p)));
+    facts.is_fsdp1 = any(&|n| n.starts_with("FullyShardedDataParallel."));
     facts.policy = if any(&|n| n.starts_with("FSDP::")) {
         Some(Found::new("fsdp2", "ranges named FSDP::…"))
+    } else if facts.is_fsdp1 {
+        Some(Found::new(
+            "fsdp2",
+            "ranges of FullyShardedDataParallel: FSDP1's schedule is predicted as that of FSDP2",
+        ))
     } else if named(&["MFSDP", "CustomFSDP", "MegatronFSDP"]) {
         Some(Found::new("megatron", "ranges of Megatron-FSDP"))
     } else if named(&[

@@ -21,9 +21,24 @@ pub struct Group {
     pub ranks: Vec<u32>,
 }
 
+/// What recorded a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recorder {
+    /// The PyTorch profiler.
+    #[default]
+    Kineto,
+    /// Nsight Systems, which knows no operators: neither their shapes nor the groups of
+    /// collectives.
+    Nsight,
+    /// PyTorch's observer of execution traces.
+    Observer,
+}
+
 /// The root object of a trace without its events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
+    /// What recorded the trace.
+    pub recorder: Recorder,
     /// Rank; `None` if the job was not distributed or the profiler did not know it.
     pub rank: Option<u32>,
     /// Number of ranks of the job.

@@ -62,6 +62,8 @@ pub enum DeviceKind {
     Copy,
     /// Memory fill.
     Fill,
+    /// CUDA graph as a whole; its kernels are not in the trace.
+    Graph,
 }
 
 /// Work on a device.

@@ -183,6 +183,7 @@ pub(super) fn build(
         instrs.push(Instr {
             id,
             name: table.index(if event.bytes >= 0 { "alloc" } else { "free" }),
+            ranks: 0,
             rule: IMPORTED,
             work: None,
             role: Some(role),

@@ -125,6 +125,9 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
             micro_batch: w.place.micro_batch,
             stream,
             bytes,
+            ranks: w
+                .collective
+                .map_or(0, |c| trace.collectives[c as usize].group_size),
             flops: names::flops(trace, w),
         });
     }

@@ -111,11 +111,7 @@ impl History {
                     live: Vec::new(),
                 },
             );
-            for block in segment.get("blocks").map_or(&[][..], Value::items) {
-                if text(block, "state").starts_with("active") {
-                    live.insert(number(block, "address"), number(block, "requested_size"));
-                }
-            }
+            live.extend(blocks_in_use(segment));
         }
         this.end.sort_unstable();
         this.rewind(held, live);
@@ -124,6 +120,7 @@ impl History {
 
     /// Reconstructs the start by undoing the events.
     fn rewind(&mut self, mut held: BTreeMap<u64, SegmentState>, mut live: HashMap<u64, u64>) {
+        let expandable = self.settings.expandable_segments;
         for e in self.events.iter().rev() {
             match e.action {
                 Action::Alloc => {
@@ -132,10 +129,12 @@ impl History {
                 Action::FreeCompleted => {
                     live.insert(e.address, e.size);
                 }
-                Action::Take if !self.settings.expandable_segments => {
+                // Pages are mapped and unmapped in parts of a segment.
+                Action::Take if expandable => unmap(&mut held, e.address, e.size),
+                Action::Take => {
                     held.remove(&e.address);
                 }
-                Action::Return if !self.settings.expandable_segments => {
+                Action::Return => {
                     let segment = SegmentState {
                         address: e.address,
                         size: e.size,
@@ -143,9 +142,14 @@ impl History {
                         small: e.size == SMALL_SEGMENT,
                         live: Vec::new(),
                     };
-                    held.insert(e.address, segment);
+                    match expandable {
+                        true => map(&mut held, segment),
+                        false => {
+                            held.insert(e.address, segment);
+                        }
+                    }
                 }
-                Action::Take | Action::Return | Action::OutOfMemory => {}
+                Action::OutOfMemory => {}
             }
         }
         let mut live: Vec<(u64, u64)> = live.into_iter().collect();
@@ -157,10 +161,6 @@ impl History {
             }
         }
         self.start = held.into_values().collect();
-        if self.settings.expandable_segments {
-            // Only segments with blocks older than the history existed before it.
-            self.start.retain(|s| !s.live.is_empty());
-        }
     }
 
     /// Returns the reserved bytes before an event, and their maximum up to it.
@@ -217,6 +217,82 @@ impl History {
     }
 }
 
+/// Returns the blocks of a segment that are in use: address and requested bytes.
+///
+/// Snapshots of PyTorch before 2.1 have neither addresses of blocks nor requested sizes. The blocks
+/// of a segment follow each other without gaps, and the history of a block has its request.
+fn blocks_in_use(segment: &Value) -> Vec<(u64, u64)> {
+    let mut next = number(segment, "address");
+    let mut all = Vec::new();
+    for block in segment.get("blocks").map_or(&[][..], Value::items) {
+        let size = number(block, "size");
+        let address = match number(block, "address") {
+            0 => next,
+            address => address,
+        };
+        next = address.saturating_add(size);
+        if text(block, "state").starts_with("active") {
+            let past = block.get("history").map_or(&[][..], Value::items);
+            let real = past.first().map_or(0, |h| number(h, "real_size"));
+            let requested = [number(block, "requested_size"), real, size];
+            let requested = requested.into_iter().find(|n| *n > 0);
+            all.push((address, requested.unwrap_or(0)));
+        }
+    }
+    all
+}
+
+/// Removes a range of pages from the mapped ranges.
+fn unmap(held: &mut BTreeMap<u64, SegmentState>, address: u64, size: u64) {
+    let end = address.saturating_add(size);
+    let overlapping: Vec<u64> = held
+        .range(..end)
+        .filter(|(at, s)| at.saturating_add(s.size) > address)
+        .map(|(at, _)| *at)
+        .collect();
+    for at in overlapping {
+        let Some(range) = held.remove(&at) else {
+            continue;
+        };
+        let range_end = at.saturating_add(range.size);
+        for (from, to) in [(at, address), (end, range_end)] {
+            if from < to {
+                let part = SegmentState {
+                    address: from,
+                    size: to - from,
+                    ..range.clone()
+                };
+                held.insert(from, part);
+            }
+        }
+    }
+}
+
+/// Adds a range of pages to the mapped ranges. Snapshots report neighbouring ranges as one segment.
+fn map(held: &mut BTreeMap<u64, SegmentState>, mut range: SegmentState) {
+    unmap(held, range.address, range.size);
+    let before = held.range(..range.address).next_back();
+    let before = before.filter(|(at, s)| *at + s.size == range.address && s.stream == range.stream);
+    if let Some((&at, _)) = before
+        && let Some(s) = held.remove(&at)
+    {
+        range = SegmentState {
+            address: at,
+            size: s.size + range.size,
+            small: s.small,
+            ..range
+        };
+    }
+    let end = range.address.saturating_add(range.size);
+    if held.get(&end).is_some_and(|s| s.stream == range.stream)
+        && let Some(s) = held.remove(&end)
+    {
+        range.size += s.size;
+        range.small = s.small;
+    }
+    held.insert(range.address, range);
+}
+
 fn event(value: &Value, streams: &mut Streams) -> Option<Event> {
     let action = match text(value, "action") {
         "alloc" => Action::Alloc,
@@ -247,5 +323,95 @@ fn recorded_settings(value: Option<&Value>) -> AllocatorSettings {
             .filter(|n| *n > 0 && *n < u64::MAX / 2)
             .map(Bytes),
         garbage_collection_threshold: share.filter(|x| *x > 0.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value as Json, json};
+
+    const MIB: u64 = 1 << 20;
+
+    fn history(segments: &[Json], events: &Json, expandable: bool) -> History {
+        let segments: Vec<Value> = segments.iter().map(Value::from_json).collect();
+        let segments: Vec<&Value> = segments.iter().collect();
+        let settings = Value::from_json(&json!({"expandable_segments": expandable}));
+        History::of(&segments, Value::from_json(events).items(), Some(&settings))
+    }
+
+    fn starts(history: &History) -> Vec<(u64, u64)> {
+        history.start.iter().map(|s| (s.address, s.size)).collect()
+    }
+
+    /// The same segment in today's format, and in that of PyTorch 1.13 and 2.0.
+    #[test]
+    fn blocks_of_old_snapshots_follow_each_other() {
+        let segment = |blocks: Json| json!({"address": 4096, "total_size": 4096, "stream": 0, "segment_type": "large", "blocks": blocks});
+        let new = segment(json!([
+            {"address": 4096, "size": 1024, "requested_size": 1000, "state": "active_allocated"},
+            {"address": 5120, "size": 2048, "requested_size": 0, "state": "inactive"},
+            {"address": 7168, "size": 1024, "requested_size": 1024, "state": "active_allocated"},
+        ]));
+        let old = segment(json!([
+            {"size": 1024, "state": "active_allocated", "history": [{"addr": 4096, "real_size": 1000}]},
+            {"size": 2048, "state": "inactive"},
+            {"size": 1024, "state": "active_allocated"},
+        ]));
+        let events = json!([{"action": "alloc", "addr": 7168, "size": 1024, "stream": 0}]);
+        let read = |segment| {
+            let start = history(&[segment], &events, false).start;
+            start[0].live.clone()
+        };
+        // The second block was allocated within the history.
+        assert_eq!(read(new), [(4096, 1000)]);
+        assert_eq!(read(old), [(4096, 1000)]);
+    }
+
+    /// A segment of 10 MiB had 4 MiB when the history began: 8 MiB were mapped, 2 MiB unmapped.
+    #[test]
+    fn pages_that_were_mapped_later_are_not_reserved_at_the_start() {
+        let segment = json!({"address": 64 * MIB, "total_size": 10 * MIB, "stream": 0, "segment_type": "large",
+            "blocks": [{"address": 64 * MIB, "size": 2 * MIB, "requested_size": 2 * MIB, "state": "active_allocated"}]});
+        let event = |action: &str, at: u64, mib: u64| json!({"action": action, "addr": at * MIB, "size": mib * MIB, "stream": 0});
+        let events = json!([
+            event("segment_map", 68, 4),
+            event("segment_unmap", 66, 2),
+            event("segment_map", 66, 2),
+            event("segment_map", 72, 2),
+        ]);
+        let history = history(std::slice::from_ref(&segment), &events, true);
+        assert_eq!(starts(&history), [(64 * MIB, 4 * MIB)]);
+        assert_eq!(history.start[0].live, [(64 * MIB, 2 * MIB)]);
+        assert_eq!(history.reserved_before(0), (4 * MIB, 4 * MIB));
+        assert_eq!(history.reserved_before(4), (10 * MIB, 10 * MIB));
+    }
+
+    #[test]
+    fn a_complete_history_starts_with_nothing() {
+        let segment = json!({"address": 64 * MIB, "total_size": 4 * MIB, "stream": 0, "segment_type": "large", "blocks": []});
+        let map = |at: u64| json!({"action": "segment_map", "addr": at * MIB, "size": 2 * MIB, "stream": 0});
+        let history = history(&[segment], &json!([map(64), map(66)]), true);
+        assert!(history.is_complete(), "{:?}", history.start);
+    }
+
+    #[test]
+    fn an_unmapped_range_divides_a_segment() {
+        let mut held = BTreeMap::new();
+        let range = |at: u64, size: u64| SegmentState {
+            address: at,
+            size,
+            stream: StreamId(0),
+            small: false,
+            live: Vec::new(),
+        };
+        map(&mut held, range(10, 10));
+        unmap(&mut held, 13, 2);
+        let sizes = |held: &BTreeMap<u64, SegmentState>| -> Vec<(u64, u64)> {
+            held.iter().map(|(at, s)| (*at, s.size)).collect()
+        };
+        assert_eq!(sizes(&held), [(10, 3), (15, 5)]);
+        map(&mut held, range(13, 2));
+        assert_eq!(sizes(&held), [(10, 10)]);
     }
 }

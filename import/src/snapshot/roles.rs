@@ -16,10 +16,23 @@ pub(super) struct Places {
     backward: Option<String>,
     /// Number of allocations of the current reduction.
     reducing: u32,
+    /// Whether events have frames. Without them, annotations tell forward from backward.
+    has_frames: bool,
+}
+
+/// Returns whether any event of a history has Python frames.
+pub(super) fn has_frames(history: &[Value]) -> bool {
+    history.iter().any(|e| !Frames::of(e).0.is_empty())
+}
+
+/// Returns whether any annotation names a unit.
+pub(super) fn has_units(annotations: &[&Value]) -> bool {
+    let unit = |a: &&Value| unit_of(text(a, "name"));
+    annotations.iter().any(|a| unit(a).is_some())
 }
 
 impl Places {
-    pub(super) fn new(annotations: &[&Value]) -> Self {
+    pub(super) fn new(annotations: &[&Value], has_frames: bool) -> Self {
         let mark = |a: &&Value| {
             (
                 number(a, "time_us"),
@@ -36,6 +49,7 @@ impl Places {
             forward: Vec::new(),
             backward: None,
             reducing: 0,
+            has_frames,
         }
     }
 
@@ -45,10 +59,11 @@ impl Places {
         let frames = Frames::of(event);
         let named = self.open.iter().rev().find_map(|name| unit_of(name));
         let unit = named.or_else(|| {
-            if frames.is_backward() {
-                self.backward.clone()
-            } else {
-                self.forward.last().cloned()
+            let forward = self.forward.last().cloned();
+            match (self.has_frames, frames.is_backward()) {
+                (true, true) => self.backward.clone(),
+                (true, false) => forward,
+                (false, _) => forward.or_else(|| self.backward.clone()),
             }
         });
         let role = self.role(&frames);

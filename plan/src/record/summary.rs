@@ -26,14 +26,14 @@ pub struct StepSummary {
 /// Memory of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemorySummary {
-    /// Peak of allocated bytes.
-    pub peak_allocated_bytes: u64,
-    /// Peak of reserved bytes.
-    pub peak_reserved_bytes: u64,
+    /// Peak of allocated bytes; `None` if memory was not recorded.
+    pub peak_allocated_bytes: Option<u64>,
+    /// Peak of reserved bytes; `None` if memory was not recorded.
+    pub peak_reserved_bytes: Option<u64>,
     /// Peak of device bytes; `None` if it was not measured.
     pub peak_device_bytes: Option<u64>,
-    /// Bytes that remain allocated between steps.
-    pub persistent_bytes: u64,
+    /// Bytes that remain allocated between steps; `None` if memory was not recorded.
+    pub persistent_bytes: Option<u64>,
     /// Device capacity.
     pub capacity_bytes: Option<u64>,
     /// Allocator retries.
@@ -191,10 +191,13 @@ impl Run {
             mfu: (self.mfu > 0.0).then_some(self.mfu),
             host_ms: self.host.ms(),
             memory: MemorySummary {
-                peak_allocated_bytes: self.memory.peak_allocated.0,
-                peak_reserved_bytes: self.memory.peak_reserved.0,
+                peak_allocated_bytes: self.memory.allocated().map(|b| b.0),
+                peak_reserved_bytes: self.memory.reserved().map(|b| b.0),
                 peak_device_bytes: self.memory.device().map(|b| b.0),
-                persistent_bytes: self.memory.persistent.0,
+                persistent_bytes: self
+                    .memory
+                    .is_recorded()
+                    .then_some(self.memory.persistent.0),
                 capacity_bytes: self.memory.capacity.map(|b| b.0),
                 retries: self.memory.retries,
                 at: BTreeMap::from([

@@ -123,6 +123,11 @@ impl Metric {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
+/// Returns bytes in GiB; NaN if they were not recorded.
+fn gib(bytes: Option<Bytes>) -> f64 {
+    bytes.map_or(f64::NAN, |b| b.0 as f64 / GIB)
+}
+
 /// Name, title, unit, whether smaller is better, and the value of a run.
 type Column = (&'static str, &'static str, Unit, bool, fn(&RunView) -> f64);
 
@@ -152,14 +157,13 @@ const COLUMNS: [Column; 10] = [
         }
     }),
     ("allocated_gib", "alloc GiB", Unit::Memory, true, |v| {
-        v.run.memory.peak_allocated.0 as f64 / GIB
+        gib(v.run.memory.allocated())
     }),
     ("reserved_gib", "resv GiB", Unit::Memory, true, |v| {
-        v.run.memory.peak_reserved.0 as f64 / GIB
+        gib(v.run.memory.reserved())
     }),
     ("device_gib", "device GiB", Unit::Memory, true, |v| {
-        let device = v.run.memory.device();
-        device.map_or(f64::NAN, |b| b.0 as f64 / GIB)
+        gib(v.run.memory.device())
     }),
     ("allocator_retries", "retries", Unit::Count, true, |v| {
         f64::from(v.run.memory.retries)
@@ -286,12 +290,17 @@ impl Matrix {
         let tolerance = tolerance
             .unwrap_or_else(|| Tolerance::of_bases(views.iter().map(|v| v.run.basis.as_ref())));
         let scenarios: Vec<&ScenarioView> = views.iter().map(|v| &v.scenario).collect();
+        // Memory only decides if all runs have a record of it.
+        let remembered = views.iter().all(|v| v.run.memory.is_recorded());
         let points: Vec<Point> = views
             .iter()
             .map(|v| Point {
                 // Time per token makes runs with different batches comparable.
                 time: v.step_ms() / v.run.tokens.max(1) as f64,
-                memory: v.run.memory.peak_reserved.0 as f64,
+                memory: match remembered {
+                    true => v.run.memory.peak_reserved.0 as f64,
+                    false => 0.0,
+                },
                 changes: v.scenario.changes(),
             })
             .collect();

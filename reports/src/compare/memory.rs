@@ -48,8 +48,8 @@ pub struct PlacePeak {
 /// Memory of two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryPair {
-    /// Where each run peaks: phase and unit.
-    pub at: [String; 2],
+    /// Where each run peaks: phase and unit; `None` for a run without a record of memory.
+    pub at: [Option<String>; 2],
     /// Bytes allocated at the peak by role, largest change first.
     pub by_role: Vec<Sized>,
     /// Bytes allocated at the peak by unit, largest change first.
@@ -73,6 +73,11 @@ impl MemoryPair {
                 units.add(unit.as_str(), side, bytes.0);
             }
         }
+        // Nothing can be said about changes if memory was recorded in one run only.
+        if sides.iter().any(|s| !s.run.memory.is_recorded()) {
+            roles.0.clear();
+            units.0.clear();
+        }
         // A baseline lists only the largest units, so units missing from it have not disappeared.
         if sides.iter().any(|s| s.is_baseline()) {
             units.0.retain(|_, bytes| !bytes.contains(&0));
@@ -80,7 +85,8 @@ impl MemoryPair {
         Self {
             at: sides.map(|view| {
                 let at = &view.run.memory.at;
-                format!("{} of {}", at.phase.name(), view.unit(at.unit))
+                let place = || format!("{} of {}", at.phase.name(), view.unit(at.unit));
+                view.run.memory.is_recorded().then(place)
             }),
             by_role: sized(roles),
             by_unit: sized(units),

@@ -327,6 +327,14 @@ fn reason(cause: Cause, host: bool) -> &'static str {
 }
 
 fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
+    match sides.map(|s| s.run.memory.is_recorded()) {
+        [true, true] => {}
+        [false, false] => return "Memory was not recorded.".to_owned(),
+        [a, _] => {
+            let lacks = if a { "B" } else { "A" };
+            return format!("Memory is not compared: run {lacks} has no record of it.");
+        }
+    }
     let peaks = sides.map(|s| s.run.memory.peak_allocated);
     let reserved = sides.map(|s| s.run.memory.peak_reserved);
     if peaks[0] == peaks[1] && reserved[0] == reserved[1] {

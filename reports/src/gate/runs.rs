@@ -15,29 +15,59 @@ use std::collections::BTreeMap;
 /// Minimum number of steps on each side for a statistical test.
 const MIN_STEPS: usize = 3;
 
+/// Why a measured run cannot be judged by a budget.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum Unrecorded {
+    /// The run has no record of memory.
+    #[error(
+        "has no record of memory, so gate.max_memory ({}) cannot be judged: give a memory snapshot of the same steps with the trace, or record the trace with profile_memory=True",
+        Bytes(*budget as u64)
+    )]
+    Memory {
+        /// Budget in bytes.
+        budget: f64,
+    },
+    /// The run has no complete step.
+    #[error(
+        "has no complete step, so gate.max_step_ms ({budget} ms) cannot be judged: profile at least one whole step, including its optimizer"
+    )]
+    Step {
+        /// Budget in milliseconds.
+        budget: f64,
+    },
+}
+
 /// Judges `after` against `before`: peak memory, step time and collectives.
-#[must_use]
-pub fn judge(before: &RunView, after: &RunView, limits: &Limits) -> Verdict {
+///
+/// # Errors
+/// Fails if a budget is set for something that `after` did not record. A comparison with `before`
+/// is skipped if one of the two did not record it.
+pub fn judge(before: &RunView, after: &RunView, limits: &Limits) -> Result<Verdict, Unrecorded> {
     let [allocated, reserved] = MEASURED_MEMORY;
     let (a, b) = (&before.run.memory, &after.run.memory);
     let mut findings = vec![
         memory(
             allocated,
-            [a.peak_allocated, b.peak_allocated],
+            [a.allocated(), b.allocated()],
             &limits.allocated,
             limits,
         ),
         memory(
             reserved,
-            [a.peak_reserved, b.peak_reserved],
+            [a.reserved(), b.reserved()],
             &limits.reserved,
             limits,
         ),
         time(&before.samples_ms(), &after.samples_ms(), limits),
         collectives(before, after, limits),
     ];
-    findings.extend(budgets(after, limits));
-    Verdict::new(&after.scenario.name, limits.preset, None, findings)
+    findings.extend(budgets(after, limits)?);
+    Ok(Verdict::new(
+        &after.scenario.name,
+        limits.preset,
+        None,
+        findings,
+    ))
 }
 
 fn finding(class: Class, metric: &str, limit: String, limits: &Limits) -> Finding {
@@ -65,15 +95,23 @@ fn outcome(change: f64, limit: f64, preset: GatePreset) -> Status {
     }
 }
 
-fn memory(metric: &str, [before, after]: [Bytes; 2], limit: &Limit, limits: &Limits) -> Finding {
+fn memory(metric: &str, sides: [Option<Bytes>; 2], limit: &Limit, limits: &Limits) -> Finding {
     let f = finding(Class::Memory, metric, limit.relative(limits.preset), limits);
-    if before == Bytes::ZERO || after == Bytes::ZERO {
-        return Finding {
-            status: Status::Skipped,
-            message: "a run has no record of memory".into(),
-            ..f
-        };
-    }
+    let (before, after) = match sides {
+        [Some(before), Some(after)] => (before, after),
+        [before, after] => {
+            let lacks = match (before, after) {
+                (None, None) => "neither run has a record of memory",
+                (None, _) => "the baseline has no record of memory",
+                _ => "this run has no record of memory",
+            };
+            return Finding {
+                status: Status::Skipped,
+                message: lacks.into(),
+                ..f
+            };
+        }
+    };
     let change = after.0 as f64 / before.0 as f64 - 1.0;
     let status = outcome(change, limit.value, limits.preset);
     Finding {
@@ -224,7 +262,7 @@ fn collectives(before: &RunView, after: &RunView, limits: &Limits) -> Finding {
 }
 
 /// Compares with absolute limits, if the user set some.
-fn budgets(after: &RunView, limits: &Limits) -> Vec<Finding> {
+fn budgets(after: &RunView, limits: &Limits) -> Result<Vec<Finding>, Unrecorded> {
     let mut all = Vec::new();
     let mut one = |class, metric, limit: &Limit, now: f64, words: &dyn Fn(f64) -> String| {
         let f = finding(class, metric, format!("≤ {}", words(limit.value)), limits);
@@ -246,17 +284,23 @@ fn budgets(after: &RunView, limits: &Limits) -> Vec<Finding> {
     };
     let [_, memory, step] = super::metric::BUDGETS;
     if let Some(limit) = &limits.max_memory {
-        let now = after.run.memory.peak_reserved.0 as f64;
+        let budget = limit.value;
+        let now = after.run.memory.reserved();
+        let now = now.ok_or(Unrecorded::Memory { budget })?.0 as f64;
         one(Class::Memory, memory, limit, now, &|n| {
             Bytes(n as u64).to_string()
         });
     }
     if let Some(limit) = &limits.max_step_ms {
-        one(Class::Time, step, limit, after.step_ms(), &|ms| {
-            format!("{ms:.3} ms")
-        });
+        let now = after.step_ms();
+        if now.is_nan() {
+            return Err(Unrecorded::Step {
+                budget: limit.value,
+            });
+        }
+        one(Class::Time, step, limit, now, &|ms| format!("{ms:.3} ms"));
     }
-    all
+    Ok(all)
 }
 
 fn median(all: &[f64]) -> f64 {
@@ -285,6 +329,10 @@ mod tests {
         view
     }
 
+    fn judge(before: &RunView, after: &RunView, limits: &Limits) -> Verdict {
+        super::judge(before, after, limits).unwrap()
+    }
+
     fn status(v: &Verdict, metric: &str) -> Status {
         v.finding(metric).unwrap().status
     }
@@ -311,6 +359,37 @@ mod tests {
         let none = judge(&before, &run(&[], 0), &limits());
         assert_eq!(status(&none, MEASURED_STEP), Status::Skipped);
         assert_eq!(status(&none, MEASURED_MEMORY[1]), Status::Skipped);
+    }
+
+    #[test]
+    fn a_budget_for_what_was_not_recorded_cannot_be_judged() {
+        let with = |gate: Gate| Limits::new(&gate, &BTreeMap::new(), None);
+        let memory = with(Gate {
+            max_memory: Some(Bytes(1 << 30)),
+            ..Gate::default()
+        });
+        let full = run(&[10.0], 1 << 29);
+        assert!(super::judge(&full, &full, &memory).unwrap().pass);
+        let lacks = super::judge(&full, &run(&[10.0], 0), &memory).unwrap_err();
+        assert_eq!(
+            lacks,
+            Unrecorded::Memory {
+                budget: f64::from(1 << 30)
+            }
+        );
+        assert!(lacks.to_string().contains("gate.max_memory (1.00 GiB)"));
+        // The budget needs no record of the baseline: only the comparison is skipped.
+        let compared = super::judge(&run(&[10.0], 0), &full, &memory).unwrap();
+        let skipped = compared.finding(MEASURED_MEMORY[1]).unwrap();
+        assert_eq!(skipped.status, Status::Skipped);
+        assert_eq!(skipped.message, "the baseline has no record of memory");
+        assert!(compared.pass);
+        let step = with(Gate {
+            max_step_ms: Some(5.0),
+            ..Gate::default()
+        });
+        let lacks = super::judge(&full, &run(&[], 1 << 29), &step).unwrap_err();
+        assert_eq!(lacks, Unrecorded::Step { budget: 5.0 });
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::{Store, UNFINISHED, tables};
 use crate::environment;
 use crate::view::RunView;
 use serde::{Deserialize, Serialize};
+use shardlab_plan::record::RunKind;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
@@ -49,8 +50,17 @@ pub(super) fn writable(store: &Store) -> Result<(), StoreError> {
 /// Returns the run with facts about this machine added to its environment.
 pub(super) fn complete(view: &RunView) -> RunView {
     let mut view = view.clone();
+    let is_elsewhere = view.run.kind == RunKind::Import;
     for (key, value) in environment::facts() {
-        view.run.environment.entry(key).or_insert(value);
+        let environment = &mut view.run.environment;
+        if is_elsewhere && environment::MACHINE.contains(&key.as_str()) {
+            // An imported run was measured on another machine, which its trace does not describe.
+            if key == "host" {
+                environment.entry("imported_on".to_owned()).or_insert(value);
+            }
+        } else {
+            environment.entry(key).or_insert(value);
+        }
     }
     view
 }
@@ -230,5 +240,26 @@ pub(super) fn abandoned(dir: &Path) -> bool {
             .ok()
             .and_then(|t| t.elapsed().ok())
             .is_some_and(|age| age > ABANDONED_AFTER),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn the_machine_of_an_imported_run_is_another_one() {
+        let mut view = testing::view(100);
+        view.run.environment.clear();
+        view.run.kind = RunKind::Exec;
+        let own = complete(&view).run.environment;
+        view.run.kind = RunKind::Import;
+        let imported = complete(&view).run.environment;
+        assert_eq!(imported.get("imported_on"), own.get("host"));
+        assert!(own.contains_key("os"));
+        let machine = environment::MACHINE;
+        assert!(machine.iter().all(|key| !imported.contains_key(*key)));
+        assert_eq!(imported.get("shardlab"), own.get("shardlab"));
     }
 }

@@ -7,6 +7,7 @@ use crate::cli::output::{Failure, say};
 use shardlab_import::RunImport;
 use shardlab_import::costs::{Costs, Times};
 use shardlab_import::infer::hardware;
+use shardlab_import::kineto::Recorder;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,20 +19,24 @@ pub(super) fn profile(
     name: Option<&str>,
 ) -> Result<String, Failure> {
     let files = shardlab_import::source::expand(files).map_err(failure)?;
-    // Each file is a separate job, or a rank of one. Either way, the costs describe one machine.
+    // Ranks of one job show how long their collectives take without waits. All costs describe one
+    // machine.
+    let jobs = shardlab_import::jobs(&files).map_err(failure)?;
     let mut runs = Vec::new();
-    for file in &files {
-        let import =
-            shardlab_import::import(std::slice::from_ref(file), "trace").map_err(failure)?;
+    for job in &jobs {
+        let import = shardlab_import::import(job, "trace").map_err(failure)?;
         let Some(run) = import.run else {
             return Err(Failure::bad_input(format_args!(
                 "{}: a trace of the PyTorch profiler is expected",
-                file.display()
+                job[0].display()
             )));
         };
-        runs.push((file.as_path(), run));
+        runs.push((job[0].as_path(), run));
     }
     let device = one_device(&runs)?;
+    for (path, run) in &runs {
+        waits(path, run);
+    }
     let base = match base.or_else(|| hardware(&device)) {
         Some(base) => base.to_owned(),
         None => {
@@ -45,18 +50,28 @@ pub(super) fn profile(
     let mut tables = String::new();
     for (path, run) in &runs {
         let about = format!("trace {} of {device}", shown(path));
-        write(&mut tables, &run.costs, &about, rate);
+        write(&mut tables, &run.costs, &about, rate, run.ranks.len() > 1);
+    }
+    let unsized_collectives: u64 = runs.iter().map(|r| r.1.costs.unsized_collectives).sum();
+    if unsized_collectives > 0 {
+        say(format_args!(
+            "note: {unsized_collectives} collectives are left out, because the sizes of their tensors or groups are not in the traces"
+        ));
     }
     if tables.is_empty() {
-        return Err(Failure::bad_input(
-            "the traces show no costs: shapes are recorded with record_shapes=True",
-        ));
+        let nsight = runs.iter().all(|r| r.1.facts.recorder == Recorder::Nsight);
+        return Err(Failure::bad_input(match nsight {
+            true => {
+                "the exports show no costs: Nsight Systems records neither shapes nor sizes of collectives; a trace of the PyTorch profiler does, with record_shapes=True"
+            }
+            false => "the traces show no costs: shapes are recorded with record_shapes=True",
+        }));
     }
     match slowest_host(&runs, onto.profile.host.launch_us) {
         Some((path, factor)) => {
             let about = format!(
                 "trace {} of {device}: kernel launches, relative to those of {base}",
-                shown(path)
+                shown(&path)
             );
             onto.text = with_host_scale(&onto.text, factor, &about);
             say(format_args!(
@@ -76,12 +91,32 @@ pub(super) fn profile(
     Ok(onto.with(tables.trim_end()))
 }
 
+/// Warns that the times of collectives contain waits for ranks whose traces are not given.
+fn waits(path: &Path, run: &RunImport) {
+    let given = run.ranks.len();
+    let world = run
+        .facts
+        .world_size
+        .as_ref()
+        .map_or(1, |w| w.value as usize);
+    if given < world && !run.costs.collectives.is_empty() {
+        say(format_args!(
+            "warning: {}: {given} of {world} ranks of this job {}, so the times of collectives contain waits for the others; give the traces of all ranks",
+            path.display(),
+            if given == 1 { "is given" } else { "are given" }
+        ));
+    }
+}
+
 /// Returns the trace with the slowest host, which the other ranks wait for, and its slowdown.
-fn slowest_host<'a>(runs: &[(&'a Path, RunImport)], launch_us: f64) -> Option<(&'a Path, f64)> {
-    let factors = runs
+fn slowest_host(runs: &[(&Path, RunImport)], launch_us: f64) -> Option<(PathBuf, f64)> {
+    let ranks = runs
         .iter()
-        .filter_map(|(path, run)| Some((*path, run.costs.host_factor(launch_us)?)));
-    factors.max_by(|a, b| a.1.total_cmp(&b.1))
+        .flat_map(|(_, run)| run.ranks.iter().zip(&run.launches));
+    let factors =
+        ranks.filter_map(|(rank, times)| Some((&rank.file, times.host_factor(launch_us)?)));
+    let slowest = factors.max_by(|a, b| a.1.total_cmp(&b.1));
+    slowest.map(|(file, factor)| (PathBuf::from(file), factor))
 }
 
 fn shown(path: &Path) -> String {
@@ -104,8 +139,9 @@ fn one_device(runs: &[(&Path, RunImport)]) -> Result<String, Failure> {
 
 /// Writes the tables of one trace. Their kernels were measured within steps. A profile whose tables
 /// are those of an idle device slows all kernels down by `rate`, so this factor is removed from the
-/// stored times.
-fn write(out: &mut String, costs: &Costs, about: &str, rate: f64) {
+/// stored times. `several` says whether traces of several ranks are given, which show the waits of
+/// collectives.
+fn write(out: &mut String, costs: &Costs, about: &str, rate: f64, several: bool) {
     let kernel = |t: &Times| number(t.median_us() * rate);
     let idle = match rate < 1.0 {
         true => format!(", times {rate} (loaded_rate, which predictions divide by)"),
@@ -177,7 +213,10 @@ fn write(out: &mut String, costs: &Costs, about: &str, rate: f64) {
         // Waits for other ranks only make collectives longer.
         let rows = of.map(|((_, _, bytes), t)| format!("[{bytes}, {}]", number(t.fastest_us())));
         let keys = [quoted("kind", kind), format!("ranks = {ranks}")];
-        let how = "fastest call of one step, next to computation";
+        let how = match several {
+            true => "fastest call of one step without waits for other ranks, next to computation",
+            false => "fastest call of one step, next to computation",
+        };
         table("collective", &keys, rows.collect(), how);
     }
 }

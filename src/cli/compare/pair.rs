@@ -327,11 +327,12 @@ fn memory(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
         table.row(part.cells());
     }
     print_table(table, out)?;
-    let [a, b] = &m.at;
-    if a != b {
-        out.line(format_args!("A peaks in {a}, B in {b}."))?;
-    } else if shown.all {
-        out.line(format_args!("Both peak in {a}."))?;
+    if let [Some(a), Some(b)] = &m.at {
+        if a != b {
+            out.line(format_args!("A peaks in {a}, B in {b}."))?;
+        } else if shown.all {
+            out.line(format_args!("Both peak in {a}."))?;
+        }
     }
     curves(pair, shown, out)?;
     let mut table = Table::new(["peak in", "phase", ">A", ">B", ">change MiB"]);

@@ -38,7 +38,7 @@ pub(super) fn run(view: &RunView, args: &Args, out: &mut Out) -> Result<Status, 
             "exposed_ms": json::exposed(run, &gaps),
             "stragglers": late.iter().map(|(rank, ms)| object!({"rank": rank, "late_ms": ms})).collect::<Vec<_>>(),
             "memory": {
-                "peak_allocated_bytes": run.memory.peak_allocated,
+                "peak_allocated_bytes": run.memory.allocated(),
                 "by_role": run.memory.by_role.iter().map(|(r, b)| (r.name().to_owned(), b.0.into())).collect::<serde_json::Map<_, _>>(),
                 "by_unit": run.memory.by_unit.iter().map(|(u, b)| (u.clone(), b.0.into())).collect::<serde_json::Map<_, _>>(),
             },
@@ -94,7 +94,7 @@ fn ranks(late: &[(u32, f64)], out: &mut Out) -> Result<(), Failure> {
 
 fn memory(view: &RunView, listed: usize, out: &mut Out) -> Result<(), Failure> {
     let m = &view.run.memory;
-    if m.peak_allocated == Bytes::ZERO {
+    if !m.is_recorded() {
         return Ok(());
     }
     out.blank()?;

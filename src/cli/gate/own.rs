@@ -17,7 +17,14 @@ pub(super) fn run(args: &Args, set: &[String], out: &mut Out) -> Result<Status, 
     let before = view(args, std::slice::from_ref(baseline), "--baseline")?;
     let after = view(args, &args.measured, "--measured")?;
     let limits = limits(args, &after, set)?;
-    let verdict = runs::judge(&before, &after, &limits);
+    let verdict = runs::judge(&before, &after, &limits).map_err(|e| {
+        let names: Vec<String> = args
+            .measured
+            .iter()
+            .map(|m| m.display().to_string())
+            .collect();
+        Failure::bad_input(format_args!("--measured {} {e}", names.join(" ")))
+    })?;
     let pass = verdict.pass;
     report(args, &[verdict], out)?;
     Ok(if pass {

@@ -86,7 +86,7 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
             ),
         )?;
     }
-    if r.memory.peak_allocated.0 > 0 {
+    if r.memory.is_recorded() {
         out.labelled(
             "memory",
             &format!(

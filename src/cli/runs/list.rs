@@ -63,7 +63,8 @@ const OPTIONS: usize = 9;
 /// room for them.
 pub(super) fn table(runs: &[Entry]) -> Table {
     let reserved = |e: &Entry| match e.metric("memory.peak_reserved_bytes") {
-        x if x.is_nan() => None,
+        // Runs of version 0.1 have 0 for memory that was not recorded.
+        x if x.is_nan() || x == 0.0 => None,
         x => Some(Bytes(x as u64)),
     };
     let unit = ByteUnit::common(runs.iter().filter_map(reserved));

@@ -139,7 +139,7 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
 /// Describes the memory of a run. A trace may contain no memory at all, and never contains that of
 /// the device.
 fn memory(m: &MemoryReport) -> String {
-    if m.peak_allocated == Bytes::ZERO {
+    if !m.is_recorded() {
         return "not recorded".to_owned();
     }
     let device = match m.device() {

@@ -264,9 +264,15 @@ fn memory(p: &Pair) -> Table {
     for part in &m.by_role {
         table.row(Tone::Plain, part.cells());
     }
-    table
-        .notes
-        .push(format!("A peaks in {}, B in {}.", m.at[0], m.at[1]));
+    let at = m.at.each_ref().map(Option::as_deref);
+    table.notes.push(match at {
+        [Some(a), Some(b)] => format!("A peaks in {a}, B in {b}."),
+        [None, None] => "Memory was not recorded.".to_owned(),
+        [a, _] => {
+            let lacks = if a.is_none() { "A" } else { "B" };
+            format!("Memory of {lacks} was not recorded.")
+        }
+    });
     table
 }
 

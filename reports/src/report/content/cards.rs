@@ -110,8 +110,8 @@ fn card(item: &Item, change: impl Fn(&str) -> Option<Change>) -> Card {
                 format!("{} ms", priced(item, item.view.exposed_ms(), 2)),
                 "exposed_ms",
             ),
-            fact("allocated", bytes(memory.peak_allocated.0), "allocated_gib"),
-            fact("reserved", bytes(memory.peak_reserved.0), "reserved_gib"),
+            fact("allocated", recorded(memory.allocated()), "allocated_gib"),
+            fact("reserved", recorded(memory.reserved()), "reserved_gib"),
             fact(
                 "on the device",
                 memory
@@ -122,6 +122,11 @@ fn card(item: &Item, change: impl Fn(&str) -> Option<Change>) -> Card {
             fact("fits", fits(item), ""),
         ],
     }
+}
+
+/// Formats bytes that a trace may not contain.
+fn recorded(b: Option<Bytes>) -> String {
+    b.map_or_else(|| "not recorded".to_owned(), |b| bytes(b.0))
 }
 
 /// Returns model FLOPs utilisation in percent; NaN if the device's peak is not known.

@@ -150,18 +150,25 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
         let known: u64 = memory.by_role.iter().map(|(_, b)| b.0).sum();
         memory.peak_allocated.0.saturating_sub(known)
     };
+    let cell = |i: &Item, n: u64| match i.view.run.memory.is_recorded() {
+        true => bytes(n),
+        false => "not recorded".to_owned(),
+    };
     let unknown = items.iter().any(|i| rest(i) > 0).then(|| {
-        let cells = items.iter().map(|i| bytes(rest(i)));
+        let cells = items.iter().map(|i| cell(i, rest(i)));
         std::iter::once("unknown".to_owned()).chain(cells).collect()
     });
     let place = |i: &Item| {
+        if !i.view.run.memory.is_recorded() {
+            return String::new();
+        }
         let at = &i.view.run.memory.at;
         format!("{} {}", at.phase.name(), i.view.unit(at.unit))
     };
     let places = std::iter::once("where".to_owned()).chain(items.iter().map(place));
     let total = items
         .iter()
-        .map(|i| bytes(i.view.run.memory.peak_allocated.0));
+        .map(|i| cell(i, i.view.run.memory.peak_allocated.0));
     let total = std::iter::once("all".to_owned()).chain(total);
     let rows = rows
         .into_iter()

@@ -137,13 +137,15 @@ fn pareto(items: &[Item]) -> Option<Plot> {
     let matrix = Matrix::new(&runs, None);
     let spot = |(item, row): (&Item, &Row)| Spot {
         label: values(item),
-        reserved: item.view.run.memory.peak_reserved.gib(),
+        reserved: item.view.run.memory.reserved().map_or(f64::NAN, Bytes::gib),
         throughput: item.view.tokens_per_s(),
         fits: item.view.fits() != Some(false),
         on_front: row.on_front,
     };
     let spots = items.iter().zip(&matrix.rows).map(spot);
-    let spots: Vec<Spot> = spots.filter(|s| s.throughput.is_finite()).collect();
+    let spots: Vec<Spot> = spots
+        .filter(|s| s.throughput.is_finite() && s.reserved.is_finite())
+        .collect();
     if spots.len() < MIN_RUNS {
         return None;
     }

@@ -28,8 +28,11 @@ pub(super) fn print(path: &Path, device: &SnapshotReport, out: &mut Out) -> Resu
             Bytes(device.largest_free_bytes)
         ),
     )?;
-    out.labelled("by role", &shares(&device.by_role))?;
-    out.labelled("by unit", &shares(&device.by_unit))?;
+    for (label, all) in [("by role", &device.by_role), ("by unit", &device.by_unit)] {
+        if !all.is_empty() {
+            out.labelled(label, &shares(all))?;
+        }
+    }
     if let Some(recorded) = device.replays.first() {
         out.labelled("replay", &agreement(recorded))?;
     }
@@ -108,9 +111,14 @@ fn failure(oom: &OutOfMemory, out: &mut Out) -> Result<(), Failure> {
     )?;
     out.labelled(
         "alive",
-        &format!("{}: {}", Bytes(oom.allocated_bytes), shares(&oom.by_role)),
+        &match oom.by_role.is_empty() {
+            true => Bytes(oom.allocated_bytes).to_string(),
+            false => format!("{}: {}", Bytes(oom.allocated_bytes), shares(&oom.by_role)),
+        },
     )?;
-    out.labelled("by unit", &shares(&oom.by_unit))?;
+    if !oom.by_unit.is_empty() {
+        out.labelled("by unit", &shares(&oom.by_unit))?;
+    }
     let mut table = Table::new(["PYTORCH_CUDA_ALLOC_CONF", "fits", ">reserved at most"]);
     for tried in &oom.tried {
         table.row([
