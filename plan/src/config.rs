@@ -77,6 +77,7 @@ pub use row_shortage::RowShortage;
 use serde::Serialize;
 pub use sound::Sound;
 pub use stages::{Stage, Stages};
+use std::path::PathBuf;
 pub use subsampling::Subsampling;
 pub use tokens::TokenWidth;
 pub(crate) use train::chunk_by_size;
@@ -96,6 +97,9 @@ pub struct Scenario {
     pub about: String,
     /// `[model]`
     pub model: Model,
+    /// The `config.json` that `model.preset` names, as a path from the working directory.
+    #[serde(skip)]
+    pub model_file: Option<PathBuf>,
     /// `[lora]`; `None` without adapters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,

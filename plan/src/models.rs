@@ -39,9 +39,9 @@ pub use hf::{
 };
 #[cfg(test)]
 pub(crate) use loss::mean_square;
-pub use scaling::rope_scaling;
-pub(crate) use scaling::{
-    FIELDS as ROPE_SCALING_FIELDS, PLACES as ROPE_SCALING_PLACES, PLAIN as ROPE_PLAIN,
+pub(crate) use scaling::PLAIN as ROPE_PLAIN;
+pub use scaling::{
+    FIELDS as ROPE_SCALING_FIELDS, PLACES as ROPE_SCALING_PLACES, SCALED_BY_CLASS, rope_scaling,
 };
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 

@@ -30,7 +30,7 @@ use shardlab_exec::train::{
     TrainError, hf, tokenizer_next_to,
 };
 use shardlab_plan::config::CudaGraph;
-use shardlab_plan::ir::{BodyOp, OpKind};
+use shardlab_plan::ir::{BodyOp, OpKind, ParameterCount};
 use shardlab_plan::record::Summary;
 use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
@@ -220,7 +220,9 @@ impl Args {
         if self.export.is_none() || scenario.lora.is_some() {
             return Ok(());
         }
-        hf::has_form(program, &scenario.model).map_err(|e| {
+        let file = scenario.model_file.as_deref();
+        let origin = hf::Origin::of(self.init.as_deref(), file)?;
+        hf::has_form(program, &scenario.model, origin.as_ref()).map_err(|e| {
             Failure::bad_input(format_args!(
                 "--export: {e}\n  help: leave --export out, and keep the weights with --checkpoint-dir \
                  (`shardlab checkpoint export` writes them for PyTorch)"
@@ -511,6 +513,8 @@ pub(super) fn view_of_outcome(
 struct Object {
     #[serde(flatten)]
     summary: Summary,
+    /// Numbers of parameters.
+    parameters: ParameterCount,
     /// Number of steps of an earlier process; their losses are in `losses`.
     resumed_from: u64,
     /// Whether the run was stopped early.
@@ -559,6 +563,7 @@ impl Object {
         Self {
             run_id: id.map(Id::to_string),
             summary,
+            parameters: program.meta.parameters,
             resumed_from: o.resumed_from,
             interrupted: o.interrupted,
             validation_losses: o.validations.clone(),

@@ -4,6 +4,8 @@
 mod config;
 mod folder;
 mod names;
+mod origin;
+mod written;
 
 use super::TrainError;
 use super::layout::StateLayout;
@@ -13,6 +15,7 @@ use crate::train::data::encode;
 use folder::{Folder, Found};
 use names::Stored;
 pub use names::Tensor;
+pub use origin::Origin;
 use serde_json::Value;
 use shardlab_plan::Program;
 use shardlab_plan::config::Model;
@@ -32,13 +35,18 @@ fn names_of(program: &Program) -> Result<Vec<Stored>, TrainError> {
     })
 }
 
-/// Checks, before a run, that its model can be written in Hugging Face's format.
+/// Checks, before a run, that its model can be written in Hugging Face's format. `origin` is what
+/// the model came from.
 ///
 /// # Errors
 /// [`TrainError::NoNames`] if its parameters have no published names, or if no `config.json`
 /// describes it.
-pub fn has_form(program: &Program, model: &Model) -> Result<(), TrainError> {
-    config::of(model)?;
+pub fn has_form(
+    program: &Program,
+    model: &Model,
+    origin: Option<&Origin>,
+) -> Result<(), TrainError> {
+    written::of(model, origin)?;
     names_of(program).map(|_| ())
 }
 
@@ -143,15 +151,17 @@ impl<'n> Source<'n> {
     }
 }
 
-/// Writes the optimizer's weights as a Hugging Face folder, in float32, one tensor at a time. All
-/// processes call it; process 0 writes.
+/// Writes the optimizer's weights as a Hugging Face folder, in float32, one tensor at a time. Of a
+/// model that came from such a folder, it keeps what does not depend on weights: other fields of
+/// `config.json`, the tokenizer, and how to generate text. All processes call it, and process 0
+/// writes.
 ///
 /// # Errors
 /// If the family has no published names, a weight cannot be read, or a file cannot be written.
 pub fn export(
     dir: &Path,
     program: &Program,
-    model: &Model,
+    (model, origin): (&Model, Option<&Origin>),
     layout: &StateLayout,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
@@ -163,7 +173,10 @@ pub fn export(
         return Ok(());
     }
     std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
-    let config = config::of(model)?;
+    let config = written::of(model, origin)?;
+    if let Some(origin) = origin {
+        origin.copy_files(dir)?;
+    }
     let path = dir.join("config.json");
     tensor_file::replace(&path, |out| {
         serde_json::to_writer_pretty(out, &config)

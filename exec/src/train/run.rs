@@ -2,6 +2,7 @@
 
 use super::checkpoint::{Progress, Saver, Snapshot};
 use super::data::{Feed, step_inputs};
+use super::hf::Origin;
 use super::layout::{GradientParts, StateLayout};
 use super::options::{Flow, Observer, ParamNorm, RunOptions, RunStart, StepReport};
 use super::routing::Recorder;
@@ -151,6 +152,8 @@ struct Trainer<'a, D: Device> {
     param_norms: Vec<(u64, Vec<ParamNorm>)>,
     routing: Option<Recorder>,
     export: Option<PathBuf>,
+    /// What the model came from, if it is exported.
+    origin: Option<Origin>,
     skip_grad_norms: bool,
     /// Creates devices with their kernels, and then weights.
     seconds: [(&'static str, Duration); 2],
@@ -166,6 +169,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let layout = StateLayout::new(program)?;
+        let origin = match &options.export {
+            Some(_) => Origin::of(options.init.as_deref(), scenario.model_file.as_deref())?,
+            None => None,
+        };
         let peers = Arc::clone(world.process_group());
         let (store, mut checkpoint) = match &options.checkpoints {
             None => (None, None),
@@ -260,6 +267,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             param_norms: Vec::new(),
             routing: counts.then(|| Recorder::new(scenario)),
             export: options.export,
+            origin,
             skip_grad_norms,
             seconds,
         })
@@ -443,7 +451,10 @@ impl<'a, D: Device> Trainer<'a, D> {
             let io = &mut self.session;
             match &self.scenario.lora {
                 Some(lora) => adapter::export(dir, program, lora, layout, io)?,
-                None => hf::export(dir, program, &self.scenario.model, layout, io)?,
+                None => {
+                    let model = (&self.scenario.model, self.origin.as_ref());
+                    hf::export(dir, program, model, layout, io)?;
+                }
             }
         }
         let mut run = self.session.into_run();

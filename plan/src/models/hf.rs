@@ -135,6 +135,11 @@ pub enum Meaning {
     On,
     /// Off, or absent.
     Off,
+    /// A number that is null or absent: the model has no use for it. Classes refuse `false`.
+    Unset,
+    /// The padding token, which the class numbers like this if the file says nothing. Transformers
+    /// refuses one beyond the vocabulary. It is not read.
+    Padding(u64),
     /// Written as 0 and not read: it does not change a step's time or memory.
     Dropout,
 }

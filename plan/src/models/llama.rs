@@ -8,7 +8,7 @@ use super::hf::{
     TIED, VOCAB, field,
 };
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
-use super::windows::{ASKED_WINDOW, USES_WINDOW, WINDOW_4096};
+use super::windows::{ASKED_LAYERS, ASKED_WINDOW, USES_WINDOW, WINDOW_4096};
 use crate::config::{Bias, Family, Model};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -191,6 +191,7 @@ const HF: &[HfType] = &[
             ROPE_THETA,
             ASKED_WINDOW,
             USES_WINDOW,
+            ASKED_LAYERS,
             TIED,
         ],
     },
@@ -213,6 +214,7 @@ const HF: &[HfType] = &[
             ROPE_THETA,
             ASKED_WINDOW,
             USES_WINDOW,
+            ASKED_LAYERS,
             ATTENTION_BIAS,
             TIED,
         ],

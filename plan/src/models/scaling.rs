@@ -7,15 +7,18 @@ use serde_json::{Map, Value};
 /// Kinds that change no frequencies of text; the last one is mlc's word for GPT-J's pairs.
 pub(crate) const PLAIN: [&str; 3] = ["default", "mrope", "gptj"];
 
+/// Types whose classes scale rotary frequencies unless the file says that they do not.
+pub const SCALED_BY_CLASS: [&str; 2] = ["cwm", "gpt_oss"];
+
 /// Where a file has the scaling; transformers 5 writes the last two.
-pub(crate) const PLACES: [&str; 3] = [
+pub const PLACES: [&str; 3] = [
     "rope_scaling",
     "rope_parameters.full_attention",
     "rope_parameters",
 ];
 
 /// Fields that the key takes, in addition to the kind.
-pub(crate) const FIELDS: [&str; 12] = [
+pub const FIELDS: [&str; 12] = [
     "factor",
     "original_max_position_embeddings",
     "low_freq_factor",

@@ -28,6 +28,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
     Scenario {
         name: "test".into(),
         about: String::new(),
+        model_file: None,
         model: Model {
             preset: None,
             family,

@@ -34,22 +34,40 @@ pub(super) const USES_WINDOW: Field = field(
     Meaning::Computed(
         "layer_types",
         Computed {
-            also: &["layer_types"],
-            read: |file| {
-                let asked = file("use_sliding_window") == Some(true.into());
-                if !asked || file("sliding_window").is_none() || !slides_anywhere(file) {
-                    return Ok(None);
-                }
-                let from = first_sliding(file);
-                types(file, true, &|layer| match layer < from {
-                    true => FULL,
-                    false => SLIDING,
-                })
-            },
+            also: &[],
+            read: asked_layers,
             write: |model| Some((!model["sliding_window"].is_null()).into()),
         },
     ),
 );
+
+/// Which layers use it. Without the list, classes take the first layers for others.
+pub(super) const ASKED_LAYERS: Field = field(
+    &["layer_types"],
+    Meaning::Computed(
+        "layer_types",
+        Computed {
+            also: &[],
+            read: asked_layers,
+            write: |model| {
+                let used = !model["sliding_window"].is_null();
+                all_types(model).filter(|_| used).map(Value::Array)
+            },
+        },
+    ),
+);
+
+fn asked_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let asked = file("use_sliding_window") == Some(true.into());
+    if !asked || file("sliding_window").is_none() || !slides_anywhere(file) {
+        return Ok(None);
+    }
+    let from = first_sliding(file);
+    types(file, true, &|layer| match layer < from {
+        true => FULL,
+        false => SLIDING,
+    })
+}
 
 /// Layer types of classes in which every `N`-th layer sees all positions.
 pub(super) const fn every<const N: u64>() -> Field {
@@ -97,7 +115,22 @@ pub(super) const FIRST_OF_FOUR: Field = layer_types(|file| {
 });
 
 /// As [`LISTED`], where `no_rope_layers` marks the layers that have a rotary embedding with 1.
-pub(super) const ROPE_LAYERS: Field = layer_types(|file| {
+pub(super) const ROPE_LAYERS: Field = layer_types(rope_layers);
+
+/// The marks of [`ROPE_LAYERS`].
+pub(super) const ROPE_MARKS: Field = field(
+    &["no_rope_layers"],
+    Meaning::Computed(
+        "layer_types",
+        Computed {
+            also: &["no_rope_layer_interval"],
+            read: rope_layers,
+            write: |model| Some(marks(&all_types(model)?)),
+        },
+    ),
+);
+
+fn rope_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
     let interval = file("no_rope_layer_interval").and_then(|n| n.as_u64());
     let interval = interval.unwrap_or(4).max(1);
     let marks = file("no_rope_layers");
@@ -108,7 +141,13 @@ pub(super) const ROPE_LAYERS: Field = layer_types(|file| {
             _ => FULL,
         }
     })
-});
+}
+
+/// Returns a 1 for each layer with a rotary embedding, and a 0 for each of the others.
+fn marks(types: &[Value]) -> Value {
+    let mark = |kind: &Value| json!(u64::from(kind != NO_ROPE));
+    types.iter().map(mark).collect()
+}
 
 /// Layer types of Llama 4: layers that `no_rope_layers` marks with 1 have a rotary embedding, and
 /// see one chunk unless the file lists another type.
@@ -122,11 +161,7 @@ pub(super) const CHUNKED_MARKS: Field = field(
         Computed {
             also: &["no_rope_layer_interval"],
             read: chunked_layers,
-            write: |model| {
-                let types = written_types(model)?;
-                let mark = |kind: &Value| json!(u64::from(kind != NO_ROPE));
-                Some(types.iter().map(mark).collect())
-            },
+            write: |model| Some(marks(&all_types(model)?)),
         },
     ),
 );
@@ -178,7 +213,7 @@ const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> F
                 ],
                 read,
                 write: |model| {
-                    let types = written_types(model)?;
+                    let types = all_types(model)?;
                     // Classes with chunks need a size.
                     let unchunked = model["attention_chunk"].is_null();
                     let full = |t: &Value| t == NO_ROPE || unchunked && t == CHUNKED;
@@ -190,11 +225,19 @@ const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> F
     )
 }
 
-/// Returns the types of all layers of a model, by key; `None` if it lists none.
-fn written_types(model: &Value) -> Option<Vec<Value>> {
-    let types = model["layer_types"].as_array().filter(|t| !t.is_empty())?;
+/// Returns the types of all layers of a model, by key. If it lists none, all layers have the window
+/// or the chunk, or see all positions. Classes have lists of their own by default, so all types are
+/// written.
+pub(super) fn all_types(model: &Value) -> Option<Vec<Value>> {
     let layers = model["layers"].as_u64()? as usize;
-    Some(types.iter().cycle().take(layers).cloned().collect())
+    let same = match (&model["sliding_window"], &model["attention_chunk"]) {
+        (Value::Null, Value::Null) => FULL,
+        (Value::Null, _) => CHUNKED,
+        _ => SLIDING,
+    };
+    let types = model["layer_types"].as_array().filter(|t| !t.is_empty());
+    let types = types.cloned().unwrap_or_else(|| vec![same.into()]);
+    Some(types.into_iter().cycle().take(layers).collect())
 }
 
 /// Layers of a model at most, as in its key.

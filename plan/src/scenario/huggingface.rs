@@ -274,7 +274,7 @@ impl<'t> Config<'t> {
                 Meaning::On => self.must(d, kind, name, "true", |v| {
                     matches!(v.datum, Datum::Bool(true))
                 })?,
-                Meaning::Off => self.must(d, kind, name, "false", |v| {
+                Meaning::Off | Meaning::Unset => self.must(d, kind, name, "false", |v| {
                     matches!(v.datum, Datum::Bool(false) | Datum::Int(0))
                 })?,
                 _ => {}
@@ -339,7 +339,12 @@ impl<'t> Config<'t> {
                     has_bias.push((field.names[0], part, default, found));
                     continue;
                 }
-                Meaning::Word(_) | Meaning::On | Meaning::Off | Meaning::Dropout => continue,
+                Meaning::Word(_)
+                | Meaning::On
+                | Meaning::Off
+                | Meaning::Unset
+                | Meaning::Padding(_)
+                | Meaning::Dropout => continue,
             };
             out.extend(value.map(|v| (key(name), v)));
         }

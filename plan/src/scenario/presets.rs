@@ -5,6 +5,7 @@ use super::huggingface;
 use super::keys::Key;
 use super::merge::Document;
 use super::source::Source;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use toml::de::DeTable;
 
@@ -93,6 +94,8 @@ presets![
 pub(crate) struct Filled {
     /// As the scenario has it: a name or a path.
     pub(crate) name: String,
+    /// The file that it names, if it is a path.
+    pub(crate) file: Option<PathBuf>,
     /// Its feed-forward width and the model width that goes with it, where the scenario gives
     /// another model width and says nothing of the feed-forward layer.
     pub(crate) ffn_to_hidden: Option<(u64, u64)>,
@@ -112,8 +115,8 @@ pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioEr
         .and_then(|v| v.str())
         .map(str::to_owned);
     let index = PRESETS.iter().position(|p| *p == name);
-    let shape = match (file, index.and_then(|i| SHIPPED.get(i))) {
-        (Some((file, named)), _) => huggingface::fill(document, &file, named)?,
+    let shape = match (&file, index.and_then(|i| SHIPPED.get(i))) {
+        (Some((file, named)), _) => huggingface::fill(document, file, *named)?,
         (None, Some(preset)) => document.absorb_preset(preset.source(), preset.table())?,
         (None, None) => return Ok(None),
     };
@@ -127,6 +130,7 @@ pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioEr
             .with_help("drop one of the two, or set preset = \"none\"")),
         _ => Ok(Some(Filled {
             name,
+            file: file.map(|(path, _)| path),
             ffn_to_hidden: shape.ffn.zip(shape.hidden).filter(|_| rescaled),
         })),
     }

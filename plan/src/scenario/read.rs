@@ -43,6 +43,7 @@ fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioEr
         moe: moe(d, routed, &fsdp, &mesh, &compile, &precision)?,
         forced_routing,
         model,
+        model_file: preset.and_then(|p| p.file.clone()),
         lora: lora(d),
         train,
         fsdp,

@@ -1,21 +1,27 @@
 //! `config.json`.
 
 use crate::train::TrainError;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use shardlab_plan::config::{Model, ModelOptions, RopeScaling};
 use shardlab_plan::models::{
-    CLASS_DEFAULTS, HfType, Meaning, changes_training, name_in_files, rope_scaling,
+    CLASS_DEFAULTS, Field, HfType, Meaning, changes_training, name_in_files, rope_scaling,
 };
 use std::path::Path;
 
 /// Returns the type of transformers that describes a model; `None` if there is none.
-fn type_of(m: &Model) -> Option<&'static HfType> {
+pub(super) fn type_of(m: &Model) -> Option<&'static HfType> {
     m.family.spec().hf.iter().find(|hf| hf.describes(m))
+}
+
+/// Returns the type that a file names, if it describes the model: several types may.
+pub(super) fn type_in(config: &Value, m: &Model) -> Option<&'static HfType> {
+    let mut types = m.family.spec().hf.iter();
+    types.find(|hf| config["model_type"] == name_in_files(hf) && hf.describes(m))
 }
 
 /// Returns why no type of transformers describes a model: what keeps it from being of the type that
 /// comes nearest, and from which other values one would.
-fn no_type(m: &Model) -> TrainError {
+pub(super) fn no_type(m: &Model) -> TrainError {
     let types = m.family.spec().hf.iter();
     let nearest = types
         .map(|hf| (hf, hf.inexpressible(m)))
@@ -36,82 +42,6 @@ fn no_type(m: &Model) -> TrainError {
         }
     };
     TrainError::NoNames { why }
-}
-
-/// Writes a value into a configuration. A dot in the name leads into an object.
-fn put(config: &mut Map<String, Value>, name: &str, value: Value) {
-    match name.split_once('.') {
-        None => {
-            config.insert(name.to_owned(), value);
-        }
-        Some((object, name)) => {
-            let inner = config.entry(object).or_insert_with(|| json!({}));
-            if let Value::Object(inner) = inner {
-                put(inner, name, value);
-            }
-        }
-    }
-}
-
-/// Writes what scales rotary frequencies: next to the base of layers that see all positions, if it
-/// is theirs alone.
-fn put_scaling(config: &mut Map<String, Value>, scaling: &RopeScaling) {
-    const ORIGINAL: &str = "original_max_position_embeddings";
-    let Ok(Value::Object(mut fields)) = serde_json::to_value(scaling) else {
-        return;
-    };
-    if let Some(original) = scaling.original_max_position_embeddings {
-        // The classes expect an integer, and that of Phi-3 a field of its own.
-        let original = Value::from(original as u64);
-        fields.insert(ORIGINAL.to_owned(), original.clone());
-        config.insert(ORIGINAL.to_owned(), original);
-    }
-    let of_full = config.get_mut("rope_parameters");
-    let of_full = of_full.and_then(|all| all.get_mut("full_attention")?.as_object_mut());
-    match of_full {
-        Some(full) => full.extend(fields),
-        None => put(config, "rope_scaling", fields.into()),
-    }
-}
-
-/// Returns the configuration of a model.
-///
-/// # Errors
-/// [`TrainError::NoNames`] if no file describes the model.
-pub(crate) fn of(m: &Model) -> Result<Value, TrainError> {
-    let hf = type_of(m).ok_or_else(|| no_type(m))?;
-    let ours = serde_json::to_value(m).unwrap_or_default();
-    let mut config = Map::new();
-    config.insert("architectures".to_owned(), json!([hf.architecture]));
-    config.insert("model_type".to_owned(), json!(name_in_files(hf)));
-    for field in hf.all_fields() {
-        let value = match field.meaning {
-            Meaning::Required(key)
-            | Meaning::Optional(key)
-            | Meaning::Default(key, _)
-            | Meaning::Nullable(key, _) => ours[key].clone(),
-            Meaning::Choice(key, words) => {
-                let theirs = words.iter().find(|(_, word)| ours[key] == *word);
-                theirs.unwrap_or(&words[0]).0.into()
-            }
-            Meaning::Computed(_, computed) => match (computed.write)(&ours) {
-                Some(value) => value,
-                None => continue,
-            },
-            Meaning::Positions => ours["max_seq_len"].clone(),
-            Meaning::HasBias(part, _) => part.within(m.bias).into(),
-            Meaning::Word(words) => words[0].into(),
-            Meaning::On => true.into(),
-            Meaning::Off => false.into(),
-            Meaning::Dropout => 0.0.into(),
-        };
-        put(&mut config, field.names[0], value);
-    }
-    if let Some(scaling) = &m.options.rope_scaling {
-        put_scaling(&mut config, scaling);
-    }
-    config.insert("torch_dtype".to_owned(), "float32".into());
-    Ok(config.into())
 }
 
 /// Types whose files have a language model and more, and what the names of its tensors begin with.
@@ -140,15 +70,27 @@ pub(crate) fn of_language_model(mut config: Value) -> (Value, &'static str) {
     (text.into(), prefix)
 }
 
-/// Collects differences.
-struct Differences<'a> {
+/// Collects differences between a file and a model.
+pub(super) struct Differences<'a> {
     config: &'a Value,
-    all: Vec<String>,
+    model: &'a Model,
+    /// The model by key.
+    ours: &'a Value,
+    pub(super) all: Vec<String>,
 }
 
-impl Differences<'_> {
+impl<'a> Differences<'a> {
+    pub(super) fn new(config: &'a Value, model: &'a Model, ours: &'a Value) -> Self {
+        Self {
+            config,
+            model,
+            ours,
+            all: Vec::new(),
+        }
+    }
+
     /// Returns the value of a field that is present and not null. A dot leads into an object.
-    fn get(&self, name: &str) -> Option<&Value> {
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
         let mut path = name.split('.');
         path.try_fold(self.config, |value, name| value.get(name))
             .filter(|v| !v.is_null())
@@ -163,9 +105,11 @@ impl Differences<'_> {
 
     /// Compares what a field says with a key.
     fn equal(&mut self, name: &str, key: &str, theirs: &Value, ours: &Value) {
-        // Configurations and scenarios both contain decimal literals, so equal settings parse to
-        // equal numbers.
-        if theirs.as_f64().is_some_and(|n| Some(n) == ours.as_f64()) || theirs == ours {
+        // Decimal literals of equal settings parse to equal numbers. Values that are computed from
+        // the file's may be rounded differently.
+        let close = |(a, b): (f64, f64)| (a - b).abs() <= 1e-12 * b.abs();
+        let numbers = theirs.as_f64().zip(ours.as_f64());
+        if numbers.is_some_and(close) || theirs == ours {
             return;
         }
         self.all.push(match theirs {
@@ -200,7 +144,8 @@ impl Differences<'_> {
     }
 
     /// Compares what scales the frequencies of rotary embeddings.
-    fn rope_scaling(&mut self, ours: Option<&RopeScaling>) {
+    pub(super) fn rope_scaling(&mut self) {
+        let ours = self.model.options.rope_scaling.as_ref();
         let theirs = match rope_scaling(&|name| self.get(name).cloned()) {
             Ok(found) => found,
             Err(what) => return self.all.push(what),
@@ -215,6 +160,64 @@ impl Differences<'_> {
             ));
         }
     }
+
+    /// Compares a field with the model, and the longest sequence with that of the scenario.
+    pub(super) fn field(&mut self, field: &Field, seq_len: u64) {
+        let (m, ours) = (self.model, self.ours);
+        let name = field.names[0];
+        match field.meaning {
+            Meaning::Required(key) => self.same(field.names, key, &Value::Null, &ours[key]),
+            Meaning::Optional(key) => {
+                let default = absent(key, m);
+                self.same(field.names, key, &default, &ours[key]);
+            }
+            Meaning::Default(key, given) => self.same(field.names, key, &given.into(), &ours[key]),
+            Meaning::Nullable(key, given) => {
+                let default = match self.config.get(name) {
+                    None => given.into(),
+                    Some(_) => absent(key, m),
+                };
+                self.same(field.names, key, &default, &ours[key]);
+            }
+            Meaning::Choice(key, words) => {
+                let found = field.names.iter().find_map(|n| self.get(n));
+                let theirs = found.map_or(Some(words[0].0), Value::as_str);
+                let word = words.iter().find(|(word, _)| Some(*word) == theirs);
+                let ours = ours[key].as_str().unwrap_or(words[0].1);
+                match word {
+                    Some((_, word)) => self.equal(name, key, &(*word).into(), &ours.into()),
+                    None => self.word(name, &words.iter().map(|(w, _)| *w).collect::<Vec<_>>()),
+                }
+            }
+            Meaning::Computed(key, _) if changes_training(key) => {}
+            Meaning::Computed(key, computed) => {
+                let read = (computed.read)(&|name| self.get(name).cloned());
+                match read {
+                    Ok(found) => {
+                        let theirs = found.unwrap_or_else(|| absent(key, m));
+                        let name = if name.is_empty() { key } else { name };
+                        self.equal(name, key, &theirs, &ours[key]);
+                    }
+                    Err(what) => self.all.push(what),
+                }
+            }
+            Meaning::Positions => {
+                let longest = field.names.iter().find_map(|n| self.get(n)?.as_u64());
+                if let Some(longest) = longest.filter(|n| *n < seq_len) {
+                    self.all
+                        .push(format!("`{name}` is {longest}, train.seq_len {seq_len}"));
+                }
+            }
+            Meaning::HasBias(part, default) => {
+                let on = part.within(m.bias).into();
+                self.same(field.names, "bias", &default.into(), &on);
+            }
+            Meaning::Word(words) => self.word(name, words),
+            Meaning::On => self.on(name),
+            Meaning::Off | Meaning::Unset => self.off(name, "this model does not have it"),
+            Meaning::Padding(_) | Meaning::Dropout => {}
+        }
+    }
 }
 
 /// Compares a configuration with the scenario's model.
@@ -224,74 +227,16 @@ pub(crate) fn check(
     m: &Model,
     seq_len: u64,
 ) -> Result<(), TrainError> {
-    let mut d = Differences {
-        config,
-        all: Vec::new(),
-    };
-    let mut hf = type_of(m).ok_or_else(|| no_type(m))?;
-    // Several types may describe the model.
-    let types = m.family.spec().hf.iter().filter(|t| t.describes(m));
-    for t in types.filter(|t| config["model_type"] == name_in_files(t)) {
-        hf = t;
-    }
+    let hf = type_in(config, m)
+        .or_else(|| type_of(m))
+        .ok_or_else(|| no_type(m))?;
     let ours = serde_json::to_value(m).map_err(|e| TrainError::format(path, e.to_string()))?;
+    let mut d = Differences::new(config, m, &ours);
     d.word("model_type", &[name_in_files(hf)]);
     for field in hf.all_fields() {
-        let name = field.names[0];
-        match field.meaning {
-            Meaning::Required(key) => d.same(field.names, key, &Value::Null, &ours[key]),
-            Meaning::Optional(key) => {
-                let default = absent(key, m);
-                d.same(field.names, key, &default, &ours[key]);
-            }
-            Meaning::Default(key, given) => d.same(field.names, key, &given.into(), &ours[key]),
-            Meaning::Nullable(key, given) => {
-                let default = match config.get(name) {
-                    None => given.into(),
-                    Some(_) => absent(key, m),
-                };
-                d.same(field.names, key, &default, &ours[key]);
-            }
-            Meaning::Choice(key, words) => {
-                let found = field.names.iter().find_map(|n| d.get(n));
-                let theirs = found.map_or(Some(words[0].0), Value::as_str);
-                let word = words.iter().find(|(word, _)| Some(*word) == theirs);
-                let ours = ours[key].as_str().unwrap_or(words[0].1);
-                match word {
-                    Some((_, word)) => d.equal(name, key, &(*word).into(), &ours.into()),
-                    None => d.word(name, &words.iter().map(|(w, _)| *w).collect::<Vec<_>>()),
-                }
-            }
-            Meaning::Computed(key, _) if changes_training(key) => {}
-            Meaning::Computed(key, computed) => {
-                let read = (computed.read)(&|name| d.get(name).cloned());
-                match read {
-                    Ok(found) => {
-                        let theirs = found.unwrap_or_else(|| absent(key, m));
-                        let name = if name.is_empty() { key } else { name };
-                        d.equal(name, key, &theirs, &ours[key]);
-                    }
-                    Err(what) => d.all.push(what),
-                }
-            }
-            Meaning::Positions => {
-                let longest = field.names.iter().find_map(|n| d.get(n)?.as_u64());
-                if let Some(longest) = longest.filter(|n| *n < seq_len) {
-                    d.all
-                        .push(format!("`{name}` is {longest}, train.seq_len {seq_len}"));
-                }
-            }
-            Meaning::HasBias(part, default) => {
-                let on = part.within(m.bias).into();
-                d.same(field.names, "bias", &default.into(), &on);
-            }
-            Meaning::Word(words) => d.word(name, words),
-            Meaning::On => d.on(name),
-            Meaning::Off => d.off(name, "this model does not have it"),
-            Meaning::Dropout => {}
-        }
+        d.field(field, seq_len);
     }
-    d.rope_scaling(m.options.rope_scaling.as_ref());
+    d.rope_scaling();
     if d.all.is_empty() {
         return Ok(());
     }
@@ -309,6 +254,7 @@ fn absent(key: &str, m: &Model) -> Value {
         "head_dim" => (m.hidden / m.heads).into(),
         "ffn" => (defaults.ffn)(m.hidden).into(),
         "tie_embeddings" => defaults.tie_embeddings.into(),
+        "bias" => serde_json::to_value(defaults.bias).unwrap_or_default(),
         "max_seq_len" => (defaults.max_seq_len)(None).into(),
         "norm_eps" => 1e-5.into(),
         "rope_theta" => 1e4.into(),

@@ -98,10 +98,27 @@ impl Folder {
         if missing.is_empty() {
             return Ok(all);
         }
+        let found: BTreeSet<&str> = all.iter().map(|f: &Found| f.name.as_str()).collect();
+        let others = self.others(&found).filter(|n| !names::ignorable(n, true));
+        let others: Vec<&str> = others.map(String::as_str).collect();
+        if !others.is_empty() {
+            let what = format!(
+                "has no {}, but {}: `exec` does not read files that stack or merge projections in this way",
+                some(&missing),
+                some(&others)
+            );
+            return Err(TrainError::format(&self.path, what));
+        }
         Err(TrainError::Missing {
             path: self.path.clone(),
             names: missing,
         })
+    }
+
+    /// Returns the names of tensors of the model that are not among these.
+    fn others<'s>(&'s self, used: &'s BTreeSet<&str>) -> impl Iterator<Item = &'s String> {
+        let own = |n: &&String| !used.contains(n.as_str()) && n.starts_with(self.prefix);
+        self.of.keys().filter(own)
     }
 
     /// Checks that the model uses all tensors. Buffers that no computation reads may be left.
@@ -116,9 +133,7 @@ impl Folder {
     ) -> Result<(), TrainError> {
         let used: BTreeSet<&str> = found.iter().map(|f| f.name.as_str()).collect();
         let left = self
-            .of
-            .keys()
-            .filter(|n| !used.contains(n.as_str()) && n.starts_with(self.prefix))
+            .others(&used)
             .filter(|n| !names::ignorable(n, tie_embeddings));
         let (biases, left): (Vec<String>, Vec<String>) = left
             .cloned()
@@ -164,5 +179,15 @@ impl Folder {
                 entry: self.files[file].entries[n].clone(),
             })
         })
+    }
+}
+
+/// Returns the first of many names, and how many more there are.
+fn some<T: std::borrow::Borrow<str>>(names: &[T]) -> String {
+    const MOST: usize = 3;
+    let first = names[..names.len().min(MOST)].join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }

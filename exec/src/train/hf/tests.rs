@@ -4,7 +4,7 @@ use crate::train::testing::{BASE, Memory, scenario_of};
 use serde_json::json;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::QkNorm;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 fn golden(name: &str) -> PathBuf {
@@ -51,6 +51,17 @@ impl Loaded {
             &mut self.memory,
         )
     }
+}
+
+/// Exports a model that came from no file.
+fn export(
+    dir: &Path,
+    program: &Program,
+    model: &Model,
+    layout: &StateLayout,
+    io: &mut Memory,
+) -> Result<(), TrainError> {
+    super::export(dir, program, (model, None), layout, io)
 }
 
 /// Returns the files as read by the safetensors crate.
@@ -230,7 +241,7 @@ fn exports_of_llama4_say_what_its_layers_do() {
         ),
     ] {
         let l = Loaded::new(SCENARIO, &[&[preset.as_str(), ALONE], set].concat());
-        let ours = config::of(&l.scenario.model).unwrap();
+        let ours = written::of(&l.scenario.model, None).unwrap();
         for name in [
             "architectures",
             "model_type",
@@ -552,7 +563,7 @@ fn names_are_those_of_transformers() {
 fn models_without_a_type_say_why() {
     let why = |set: &[&str]| {
         let l = Loaded::new(LLAMA, set);
-        has_form(&l.program, &l.scenario.model).map_err(|e| e.to_string())
+        has_form(&l.program, &l.scenario.model, None).map_err(|e| e.to_string())
     };
     assert_eq!(why(&["model.qk_norm=true"]), Ok(()));
     assert_eq!(
@@ -560,4 +571,259 @@ fn models_without_a_type_say_why() {
         "this model has no Hugging Face form: no `model_type` of family llama has exactly these options; the nearest, \
          llama, cannot have model.qk_norm = true"
     );
+}
+
+/// Shipped presets that have a type can be exported without a file, and read as themselves.
+#[test]
+fn shipped_presets_have_a_file() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/models");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let set = [format!("model.preset={name}"), ALONE.to_owned()];
+        let Ok(scenario) = shardlab_plan::scenario::parse("test", SCENARIO, &set) else {
+            continue;
+        };
+        if config::type_of(&scenario.model).is_some() {
+            let written = written::of(&scenario.model, None);
+            assert!(written.is_ok(), "{name}: {}", written.unwrap_err());
+            count += 1;
+        }
+    }
+    assert!(count > 10, "{count} presets");
+}
+
+/// A file keeps fields that shardlab does not know, and has what the scenario changes in its place:
+/// lists of layers have an entry for each, and what belongs to the weights of the file is gone.
+#[test]
+fn exports_keep_the_fields_of_their_origin() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.json");
+    let mut theirs = read_json(&golden("gemma3-tiny").join("config.json")).unwrap();
+    theirs["bos_token_id"] = 3.into();
+    theirs["eos_token_id"] = json!([4, 5]);
+    theirs["pad_token_id"] = 6.into();
+    theirs["use_cache"] = false.into();
+    theirs["quantization_config"] = json!({"bits": 4});
+    theirs["dtype"] = "bfloat16".into();
+    std::fs::write(&path, theirs.to_string()).unwrap();
+    let of = |set: &[String]| {
+        let scenario = scenario_in(&path, set).unwrap();
+        let origin = Origin::of(None, scenario.model_file.as_deref()).unwrap();
+        written::of(&scenario.model, origin.as_ref()).unwrap()
+    };
+    let same = of(&[]);
+    for (name, value) in theirs.as_object().unwrap() {
+        match name.as_str() {
+            "quantization_config" => assert_eq!(same.get(name), None),
+            "dtype" => assert_eq!(same[name], "float32"),
+            _ => assert_eq!(&same[name], value, "{name}"),
+        }
+    }
+    let deeper = of(&["model.layers=12".to_owned(), "model.ffn=96".to_owned()]);
+    let types = deeper["layer_types"].as_array().unwrap();
+    assert_eq!(
+        (types.len(), &deeper["intermediate_size"]),
+        (12, &json!(96))
+    );
+    assert_eq!(deeper["eos_token_id"], json!([4, 5]));
+    // Transformers refuses a padding token that the vocabulary lacks.
+    assert_eq!(
+        of(&["model.vocab=6".to_owned()])["pad_token_id"],
+        Value::Null
+    );
+}
+
+/// Files next to `config.json` that do not depend on weights are copied, others are not.
+#[test]
+fn tokenizers_are_copied() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let write = |name: &str| std::fs::write(from.path().join(name), name).unwrap();
+    let kept = [
+        "chat_template.jinja",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+    ];
+    kept.iter().for_each(|name| write(name));
+    let others = ["model.safetensors", "README.md", "modeling_own.py"];
+    others.iter().for_each(|name| write(name));
+    let copied = |config: &Value| {
+        std::fs::write(from.path().join("config.json"), config.to_string()).unwrap();
+        let origin = Origin::of(Some(from.path()), None).unwrap().unwrap();
+        origin.copy_files(to.path()).unwrap();
+        // A copy onto itself must not empty the files.
+        origin.copy_files(from.path()).unwrap();
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+        assert_eq!(read(&from.path().join("tokenizer.json")), "tokenizer.json");
+        let mut names: Vec<String> = std::fs::read_dir(to.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(copied(&json!({})), kept);
+    let coded = json!({"auto_map": {"AutoConfig": "modeling_own.Own"}});
+    assert!(copied(&coded).contains(&"modeling_own.py".to_owned()));
+}
+
+/// Returns every `config.json` of the tests that `exec` could export: public samples, and goldens.
+fn samples() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
+    let list = |folder: &str| {
+        let all = std::fs::read_dir(root.join(folder)).unwrap();
+        all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let goldens = list("goldens").into_iter().map(|p| p.join("config.json"));
+    let mut all = list("data/configs");
+    all.extend(goldens.filter(|p| p.exists()));
+    all.retain(|p| p.extension().is_some_and(|e| e == "json"));
+    all.sort();
+    all
+}
+
+/// Returns the scenario of a file, if it can be planned.
+fn scenario_in(config: &Path, set: &[String]) -> Option<Scenario> {
+    let preset = format!("model.preset={}", config.display());
+    let set = [&[preset, ALONE.to_owned()], set].concat();
+    shardlab_plan::scenario::parse("test", SCENARIO, &set).ok()
+}
+
+/// Returns whether a model is one that `exec` can train: a language model without other inputs,
+/// whose plan is no approximation.
+fn is_exported(s: &Scenario) -> bool {
+    let m = &s.model;
+    let approximates = m.options.model_type.as_deref();
+    let approximates = approximates.and_then(shardlab_plan::models::approximation);
+    let is_language = m.options.head == shardlab_plan::config::Head::LanguageModel;
+    is_language && m.options.vision.is_none() && approximates.is_none()
+}
+
+/// Types that `exec` does not train. Their options have defaults that files do not say, so that the
+/// comparison with a file, which `--init` has in common with exports, takes them for others.
+const WITHOUT_KERNELS: [&str; 24] = [
+    "bailing_hybrid",
+    "bamba",
+    "bart",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "jamba",
+    "kimi_linear",
+    "lara_mini",
+    "led",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_next",
+    "recurrent_gemma",
+    "rwkv",
+    "rwkv5",
+    "rwkv6",
+    "rwkv7",
+    "t5gemma",
+    "zamba2",
+];
+
+/// Every model reads as itself from the file that its export has: from that of its origin, in which
+/// only what the scenario changed is other, and from one without an origin. `SHARDLAB_CONFIGS`
+/// names a folder that gets these files.
+#[test]
+fn every_model_reads_as_itself_from_its_export() {
+    let keep = std::env::var_os("SHARDLAB_CONFIGS").map(PathBuf::from);
+    let dir = tempfile::tempdir().unwrap();
+    let (mut failures, mut types) = (Vec::new(), BTreeSet::new());
+    for sample in samples() {
+        let name = sample.display().to_string();
+        let Some(before) = scenario_in(&sample, &[]) else {
+            continue;
+        };
+        if !is_exported(&before) || config::type_of(&before.model).is_none() {
+            continue;
+        }
+        let origin = Origin::of(None, Some(&sample)).unwrap();
+        let layers = format!("model.layers={}", before.model.layers * 2);
+        let other = scenario_in(&sample, &[layers]);
+        let cases = [
+            ("same", Some(&before), origin.as_ref()),
+            ("layers", other.as_ref(), origin.as_ref()),
+            ("fresh", Some(&before), None),
+        ];
+        for (case, scenario, origin) in cases {
+            let Some(scenario) = scenario else { continue };
+            let model = &scenario.model;
+            let written = match written::of(model, origin) {
+                Ok(written) => written,
+                Err(e) => {
+                    let kind = model.options.model_type.as_deref().unwrap_or_default();
+                    if case == "same" && !WITHOUT_KERNELS.contains(&kind) {
+                        failures.push(format!("{name}: {e}"));
+                    }
+                    continue;
+                }
+            };
+            let stem = sample.file_stem().unwrap().to_string_lossy().into_owned();
+            let stem = match stem == "config" {
+                true => sample
+                    .parent()
+                    .unwrap()
+                    .file_name()
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned(),
+                false => stem,
+            };
+            let path = dir.path().join(format!("{stem}.{case}.json"));
+            std::fs::write(&path, written.to_string()).unwrap();
+            if let Some(keep) = &keep {
+                std::fs::write(keep.join(path.file_name().unwrap()), written.to_string()).unwrap();
+            }
+            let preset = format!("model.preset={}", path.display());
+            let again =
+                shardlab_plan::scenario::parse("test", SCENARIO, &[preset, ALONE.to_owned()]);
+            let mut again = match again {
+                Ok(again) => again,
+                Err(e) => {
+                    failures.push(format!("{name} {case}: {e}"));
+                    continue;
+                }
+            };
+            again.model.preset.clone_from(&model.preset);
+            // Training, not the model: exports have none.
+            let options = &mut again.model.options;
+            options.dropout = model.options.dropout;
+            options.attention_dropout = model.options.attention_dropout;
+            options.embedding_dropout = model.options.embedding_dropout;
+            let values = |m: &Model| serde_json::to_value(m).unwrap();
+            let (ours, theirs) = (values(model), values(&again.model));
+            for (key, value) in ours.as_object().unwrap() {
+                let close = |(a, b): (f64, f64)| (a - b).abs() <= 1e-12 * b.abs();
+                let same = value.as_f64().zip(theirs[key].as_f64()).is_some_and(close);
+                let trains = shardlab_plan::models::changes_training(key);
+                if !same && !trains && *value != theirs[key] {
+                    failures.push(format!(
+                        "{name} {case}: {key} is {}, was {value}",
+                        theirs[key]
+                    ));
+                }
+            }
+            types.insert(
+                written["model_type"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned(),
+            );
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(types.len() > 50, "{types:?}");
 }

@@ -447,6 +447,16 @@ const fn number(
     field(name, Meaning::Computed(key, Computed { also, read, write }))
 }
 
+/// Returns a number of a file that was computed from a key: an integer, where only the rounding of
+/// the computation keeps it from being one. Classes of transformers refuse other numbers.
+fn rounded(number: f64) -> Value {
+    let whole = number.round();
+    if (number - whole).abs() > 1e-9 * whole.abs() {
+        return number.into();
+    }
+    (whole as u64).into()
+}
+
 /// A key that is computed from the file without a field of its own.
 const fn derived(
     key: &'static str,

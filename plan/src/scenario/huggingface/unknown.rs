@@ -132,7 +132,12 @@ impl Config<'_> {
         let reads = |kind: Kind| {
             let meanings = kind.hf.all_fields().filter(|f| f.names.contains(&field));
             let mut meanings = meanings.map(|f| f.meaning);
-            meanings.any(|m| !matches!(m, Meaning::Off | Meaning::On))
+            meanings.any(|m| {
+                !matches!(
+                    m,
+                    Meaning::Off | Meaning::Unset | Meaning::Padding(_) | Meaning::On
+                )
+            })
         };
         (!asked).then(|| self.closest_of(d, given, reads)).flatten()
     }

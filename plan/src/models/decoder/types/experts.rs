@@ -7,7 +7,7 @@ use crate::models::hf::{
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
-use crate::models::windows::{ASKED_WINDOW, USES_WINDOW, WINDOW, layers, repeated};
+use crate::models::windows::{ASKED_LAYERS, ASKED_WINDOW, USES_WINDOW, WINDOW, layers, repeated};
 use serde_json::{Value, json};
 
 pub(super) const TOP_K: Field = field(&["num_experts_per_tok"], Meaning::Required("top_k"));
@@ -408,6 +408,7 @@ pub(super) const TYPES: &[HfType] = &[
             HEAD_DIM,
             ASKED_WINDOW,
             USES_WINDOW,
+            ASKED_LAYERS,
             EXPERTS,
             TOP_K,
             EXPERT_FFN,
@@ -436,6 +437,7 @@ pub(super) const TYPES: &[HfType] = &[
             ATTENTION_BIAS,
             ASKED_WINDOW,
             USES_WINDOW,
+            ASKED_LAYERS,
             EXPERTS,
             TOP_K,
             EXPERT_FFN,
@@ -481,7 +483,7 @@ pub(super) const TYPES: &[HfType] = &[
                 Meaning::Default("top_k", Given::Int(8)),
             ),
             NORMALIZE,
-            field(&["clip_qkv"], Meaning::Off),
+            field(&["clip_qkv"], Meaning::Unset),
         ],
     },
     HfType {

@@ -6,12 +6,12 @@ use super::{
 };
 use crate::models::gpt2::ACTIVATIONS;
 use crate::models::hf::{
-    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
-    ROPE_THETA, TIED, VOCAB, field,
+    BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
+    POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::KV_HEADS;
-use crate::models::windows::{MOST_LAYERS, WINDOW, repeated};
-use serde_json::Value;
+use crate::models::windows::{FULL, MOST_LAYERS, WINDOW, all_types, repeated};
+use serde_json::{Value, json};
 
 const ONE_NORM: (&str, Given) = ("residual", Given::Str("parallel_one_norm"));
 /// Shapes as GPT-2 names them.
@@ -47,6 +47,25 @@ const fn rotary_dim<const DIMS: u32>() -> Field {
         },
     )
 }
+
+/// Whether embedded tokens are multiplied by the root of the width.
+const SCALES_BIOGPT: Field = number(
+    &["scale_embedding"],
+    "embedding_multiplier",
+    |file| Ok(root_of_width(file, "hidden_size")),
+    |model| Some((model["embedding_multiplier"] != 1.0).into()),
+);
+const SCALES_XGLM: Field = field(
+    &["scale_embedding"],
+    Meaning::Computed(
+        "embedding_multiplier",
+        Computed {
+            also: &["init_std", "layerdrop"],
+            read: |file| Ok(root_of_width(file, "d_model")),
+            write: |model| Some((model["embedding_multiplier"] != 1.0).into()),
+        },
+    ),
+);
 
 /// GPT-BigCode has one key for all queries, or packs query, key and value of each head.
 const ONE_KEY: Field = number(
@@ -225,6 +244,9 @@ pub(super) const TYPES: &[HfType] = &[
             ),
             ONE_KEY,
             BIGCODE_PACKING,
+            field(&["resid_pdrop"], Meaning::Dropout),
+            field(&["embd_pdrop"], Meaning::Dropout),
+            field(&["attn_pdrop"], Meaning::Dropout),
             field(&["scale_attn_weights"], Meaning::On),
             field(&["add_cross_attention"], Meaning::Off),
         ],
@@ -296,6 +318,7 @@ pub(super) const TYPES: &[HfType] = &[
         common: &[VOCAB, HIDDEN, LAYERS, HEADS, POSITIONS, TIED_BY_DEFAULT],
         fields: &[
             field(&["ffn_dim"], Meaning::Required("ffn")),
+            field(&["dropout"], Meaning::Dropout),
             field(
                 &["activation_function"],
                 Meaning::Choice("activation", &[("relu", "relu"), ("gelu", "gelu")]),
@@ -362,11 +385,7 @@ pub(super) const TYPES: &[HfType] = &[
                 &["window_size"],
                 Meaning::Default("sliding_window", Given::Int(256)),
             ),
-            derived(
-                "layer_types",
-                &["attention_layers", "attention_types"],
-                |file| Ok(Some(local_layers(file)?)),
-            ),
+            LOCAL_LAYERS,
         ],
     },
     HfType {
@@ -432,9 +451,9 @@ pub(super) const TYPES: &[HfType] = &[
                 &["hidden_act"],
                 Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
             ),
-            derived("embedding_multiplier", &["scale_embedding"], |file| {
-                Ok(root_of_width(file, "hidden_size"))
-            }),
+            SCALES_BIOGPT,
+            field(&["hidden_dropout_prob"], Meaning::Dropout),
+            field(&["attention_probs_dropout_prob"], Meaning::Dropout),
         ],
     },
     HfType {
@@ -459,11 +478,9 @@ pub(super) const TYPES: &[HfType] = &[
                 Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
             ),
             field(&["add_cross_attention"], Meaning::Off),
-            derived(
-                "embedding_multiplier",
-                &["scale_embedding", "init_std", "layerdrop"],
-                |file| Ok(root_of_width(file, "d_model")),
-            ),
+            SCALES_XGLM,
+            field(&["dropout"], Meaning::Dropout),
+            field(&["attention_dropout"], Meaning::Dropout),
         ],
     },
 ];
@@ -475,6 +492,23 @@ fn root_of_width(file: Fields<'_>, width: &str) -> Option<Value> {
     let width = file(width).and_then(|h| h.as_f64());
     width.filter(|_| !off).map(|w| w.sqrt().into())
 }
+
+/// The types of GPT-Neo's layers, as one group with all of them.
+const LOCAL_LAYERS: Field = field(
+    &["attention_types"],
+    Meaning::Computed(
+        "layer_types",
+        Computed {
+            also: &["attention_layers"],
+            read: |file| Ok(Some(local_layers(file)?)),
+            write: |model| {
+                let word = |t: &Value| if t == FULL { "global" } else { "local" };
+                let words: Vec<&str> = all_types(model)?.iter().map(word).collect();
+                Some(json!([[words, 1]]))
+            },
+        },
+    ),
+);
 
 /// Returns the types of GPT-Neo's layers: listed, or lists that are repeated.
 fn local_layers(file: Fields<'_>) -> Result<Value, String> {

@@ -2,6 +2,7 @@
 
 use super::{
     HIDDEN_ACT, LAYER_NORM_EPS, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number,
+    rounded,
 };
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
@@ -9,7 +10,7 @@ use crate::models::hf::{
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, HEAD_DIM_128, KV_HEADS, MLP_BIAS, NORM_EPS};
 use crate::models::windows::{
-    ASKED_WINDOW, FIRST_OF_FOUR, LISTED, USES_WINDOW, WINDOW, WINDOW_4096,
+    ASKED_LAYERS, ASKED_WINDOW, FIRST_OF_FOUR, LISTED, USES_WINDOW, WINDOW, WINDOW_4096,
 };
 use serde_json::{Value, json};
 
@@ -176,7 +177,7 @@ pub(super) const MINICPM_SCALES: [Field; 3] = [
         },
         |model| {
             let width = model["hidden"].as_f64()?;
-            Some((width / model["logits_scaling"].as_f64()?).into())
+            Some(rounded(width / model["logits_scaling"].as_f64()?))
         },
     ),
 ];
@@ -270,6 +271,8 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[],
         common: SHAPE,
         fields: &[
+            field(&["residual_dropout"], Meaning::Dropout),
+            field(&["attention_dropout"], Meaning::Dropout),
             NORM_EPS,
             HIDDEN_ACT,
             bias(&["attention_bias"], BiasPart::Qkv, true),
@@ -359,6 +362,7 @@ pub(super) const TYPES: &[HfType] = &[
             HIDDEN_ACT,
             ASKED_WINDOW,
             USES_WINDOW,
+            ASKED_LAYERS,
             field(&["attention_bias"], Meaning::On),
             TIED,
         ],

@@ -1,15 +1,17 @@
 //! Types with packed projections.
 
+use super::read::flag;
 use super::{
     HIDDEN_ACT, LAYER_NORM, LAYER_NORM_EPSILON, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT,
     derived, number,
 };
 use crate::models::hf::{
-    BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
-    TIED, VOCAB, field,
+    BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
+    POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{HEAD_DIM, HEAD_DIM_128, KV_HEADS, NORM_EPS};
 use crate::models::windows::WINDOW;
+use serde_json::Value;
 
 const SHAPE: &[Field] = &[
     VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
@@ -20,62 +22,91 @@ const INTERLEAVED: (&str, Given) = ("position_embedding", Given::Str("rotary_int
 const QKV_BIAS: Meaning = Meaning::HasBias(BiasPart::Qkv, false);
 
 /// Falcon's older classes have one key for all queries (`multi_query`), or a key for each.
-const FALCON_KEYS: Field = derived(
-    "kv_heads",
-    &["multi_query", "num_kv_heads", "n_head_kv"],
-    |file| {
-        let on = |name, default: bool| file(name).map_or(default, |v| v == true);
-        let new = on("new_decoder_architecture", false);
-        let keys = ["num_kv_heads", "n_head_kv"]
-            .iter()
-            .find_map(|name| file(name));
-        Ok(match (new, on("multi_query", true)) {
-            (true, _) => keys,
-            (false, true) => Some(1.into()),
-            (false, false) => None,
-        })
+const FALCON_KEYS: Field = falcon(&["num_kv_heads"], "kv_heads", falcon_keys, |model| {
+    Some(model["kv_heads"].clone())
+});
+const FALCON_ONE_KEY: Field = falcon(&["multi_query"], "packed_qkv", falcon_packing, |model| {
+    Some((model["packed_qkv"] == "concatenated").into())
+});
+const FALCON_NEW: Field = falcon(
+    &["new_decoder_architecture"],
+    "packed_qkv",
+    falcon_packing,
+    |model| Some((model["packed_qkv"] == "per_group").into()),
+);
+const FALCON_PARALLEL: Field = falcon(&["parallel_attn"], "residual", falcon_residual, |model| {
+    Some((model["residual"] != "sequential").into())
+});
+/// The old architecture has one norm, whatever the field says.
+const FALCON_NORMS: Field = falcon(
+    &["num_ln_in_parallel_attn"],
+    "residual",
+    falcon_residual,
+    |model| {
+        let new = model["packed_qkv"] == "per_group";
+        let norms = if model["residual"] == "parallel" {
+            2
+        } else {
+            1
+        };
+        new.then(|| norms.into())
     },
 );
-const FALCON_PACKING: Field = derived("packed_qkv", &["new_decoder_architecture"], |file| {
-    let on = |name, default: bool| file(name).map_or(default, |v| v == true);
-    let packed = match (
-        on("new_decoder_architecture", false),
-        on("multi_query", true),
-    ) {
+
+/// A key that follows from several of Falcon's fields.
+const fn falcon(
+    name: &'static [&'static str; 1],
+    key: &'static str,
+    read: fn(Fields<'_>) -> Result<Option<Value>, String>,
+    write: fn(&Value) -> Option<Value>,
+) -> Field {
+    let also = &["n_head_kv"];
+    field(name, Meaning::Computed(key, Computed { also, read, write }))
+}
+
+fn falcon_keys(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let keys = ["num_kv_heads", "n_head_kv"];
+    let keys = keys.iter().find_map(|name| file(name));
+    let new = flag(file, "new_decoder_architecture", false);
+    Ok(match (new, flag(file, "multi_query", true)) {
+        (true, _) => keys,
+        (false, true) => Some(1.into()),
+        (false, false) => None,
+    })
+}
+
+fn falcon_packing(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let new = flag(file, "new_decoder_architecture", false);
+    let packed = match (new, flag(file, "multi_query", true)) {
         (true, _) => "per_group",
         (false, true) => "concatenated",
         (false, false) => "per_head",
     };
     Ok(Some(packed.into()))
-});
-const FALCON_RESIDUAL: Field = derived(
-    "residual",
-    &["parallel_attn", "num_ln_in_parallel_attn"],
-    |file| {
-        let on = |name, default: bool| file(name).map_or(default, |v| v == true);
-        let norms = file("num_ln_in_parallel_attn").and_then(|n| n.as_u64());
-        if !on("new_decoder_architecture", false) && on("parallel_attn", true) && norms == Some(2) {
+}
+
+fn falcon_residual(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let new = flag(file, "new_decoder_architecture", false);
+    let parallel = flag(file, "parallel_attn", true);
+    let norms = file("num_ln_in_parallel_attn").and_then(|n| n.as_u64());
+    if !new && parallel && norms == Some(2) {
+        return Err(
+            "`num_ln_in_parallel_attn` is 2 for the new decoder architecture only".to_owned(),
+        );
+    }
+    let residual = match (new, parallel) {
+        // The norms that forward reads do not exist.
+        (true, false) => {
             return Err(
-                "`num_ln_in_parallel_attn` is 2 for the new decoder architecture only".to_owned(),
+                "`parallel_attn` is false for the old decoder architecture only".to_owned(),
             );
         }
-        let residual = match (
-            on("new_decoder_architecture", false),
-            on("parallel_attn", true),
-        ) {
-            // The norms that forward reads do not exist.
-            (true, false) => {
-                return Err(
-                    "`parallel_attn` is false for the old decoder architecture only".to_owned(),
-                );
-            }
-            (true, true) if norms.unwrap_or(2) == 2 => "parallel",
-            (true, true) | (false, true) => "parallel_one_norm",
-            (false, false) => "sequential",
-        };
-        Ok(Some(residual.into()))
-    },
-);
+        (true, true) if norms.unwrap_or(2) == 2 => "parallel",
+        (true, true) | (false, true) => "parallel_one_norm",
+        (false, false) => "sequential",
+    };
+    Ok(Some(residual.into()))
+}
 
 const FALCON: &[Field] = &[
     VOCAB,
@@ -89,8 +120,10 @@ const FALCON: &[Field] = &[
     },
     field(&["ffn_hidden_size"], Meaning::Optional("ffn")),
     FALCON_KEYS,
-    FALCON_PACKING,
-    FALCON_RESIDUAL,
+    FALCON_ONE_KEY,
+    FALCON_NEW,
+    FALCON_PARALLEL,
+    FALCON_NORMS,
     LAYER_NORM_EPSILON,
     field(
         &["activation"],
@@ -112,6 +145,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[CONCATENATED, GATE_UP],
         common: SHAPE,
         fields: &[
+            field(&["pad_token_id"], Meaning::Padding(32_000)),
             RMS_EPS_5,
             HIDDEN_ACT,
             PARTIAL,
@@ -126,6 +160,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[GATE_UP, INTERLEAVED],
         common: SHAPE,
         fields: &[
+            field(&["pad_token_id"], Meaning::Padding(151_329)),
             HEAD_DIM_128,
             field(
                 &["rms_norm_eps"],
@@ -143,6 +178,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[GATE_UP, INTERLEAVED, ("norm_position", Given::Str("both"))],
         common: SHAPE,
         fields: &[
+            field(&["pad_token_id"], Meaning::Padding(151_329)),
             HEAD_DIM_128,
             field(
                 &["rms_norm_eps"],
@@ -356,7 +392,7 @@ pub(super) const TYPES: &[HfType] = &[
             field(&["attn_config.alibi"], Meaning::On),
             field(&["attn_config.qk_ln"], Meaning::Off),
             field(&["attn_config.prefix_lm"], Meaning::Off),
-            field(&["attn_config.clip_qkv"], Meaning::Off),
+            field(&["attn_config.clip_qkv"], Meaning::Unset),
         ],
     },
 ];

@@ -167,6 +167,7 @@ pub(super) const TYPES: &[HfType] = &[
         fields: &[
             KV_HEADS,
             ATTENTION_BIAS,
+            field(&["pad_token_id"], Meaning::Padding(100_277)),
             field(&["num_experts"], Meaning::Default("experts", Given::Int(7))),
             field(
                 &["num_experts_per_tok"],

@@ -2,14 +2,16 @@
 
 use super::read::{FULL, Listed, NO_ROPE, SLIDING, by_layer};
 use super::{
-    HEAD_DIM_256, HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number,
+    HEAD_DIM_256, HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, rounded,
 };
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
-use crate::models::windows::{ROPE_LAYERS, WINDOW, WINDOW_4096, every, every_without_rope};
+use crate::models::windows::{
+    ROPE_LAYERS, ROPE_MARKS, WINDOW, WINDOW_4096, every, every_without_rope,
+};
 
 const SHAPE: &[Field] = &[
     VOCAB,
@@ -64,7 +66,7 @@ const QUERY_SCALAR: Field = number(
         let scalar = file("query_pre_attn_scalar").and_then(|x| x.as_f64());
         Ok(Some(scalar.unwrap_or(256.0).powf(-0.5).into()))
     },
-    |model| Some(model["attention_multiplier"].as_f64()?.powi(-2).into()),
+    |model| Some(rounded(model["attention_multiplier"].as_f64()?.powi(-2))),
 );
 
 /// Command R multiplies logits.
@@ -254,7 +256,7 @@ pub(super) const TYPES: &[HfType] = &[
         architecture: "OlmoForCausalLM",
         fixed: &[("norm", Given::Str("layer_norm_no_weight"))],
         common: SHAPE,
-        fields: &[HIDDEN_ACT, TIED, field(&["clip_qkv"], Meaning::Off)],
+        fields: &[HIDDEN_ACT, TIED, field(&["clip_qkv"], Meaning::Unset)],
     },
     HfType {
         model_type: "olmo2",
@@ -308,7 +310,9 @@ pub(super) const TYPES: &[HfType] = &[
             NORM_EPS,
             HIDDEN_ACT,
             ROPE_LAYERS,
+            ROPE_MARKS,
             TIED_BY_DEFAULT,
+            field(&["pad_token_id"], Meaning::Padding(128_004)),
             field(
                 &["mlp_bias"],
                 Meaning::HasBias(crate::models::BiasPart::Mlp, false),
