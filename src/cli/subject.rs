@@ -4,7 +4,6 @@ use super::args::{self, Overrides};
 use super::output::Failure;
 use super::recordings;
 use crate::analysis::warnings::{self, Kind, Warning};
-use crate::analysis::warnings::{self, Warning};
 use crate::predict::Prediction;
 use shardlab_frameworks::{Doubt, Gpus, Job, Options, Row, read};
 use shardlab_plan::Scenario;

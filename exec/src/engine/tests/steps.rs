@@ -195,5 +195,10 @@ fn spans_are_causal_and_the_run_is_complete() {
     assert_eq!((run.steps.len(), run.step_samples.len()), (3, 2));
     assert_eq!(run.collectives[&CollectiveKind::AllGather].count, 1);
     assert_eq!(run.spans.len(), 7);
-    assert!(run.summary().memory.peak_allocated_bytes > 0);
+    assert!(
+        run.summary()
+            .memory
+            .peak_allocated_bytes
+            .is_some_and(|bytes| bytes > 0)
+    );
 }
