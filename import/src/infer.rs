@@ -207,7 +207,13 @@ fn mesh(w: &mut Writer, facts: &Facts) {
     }
     match (&facts.dp_shard, &facts.world_size) {
         (Some(shard), _) => w.known("dp_shard", &shard.value.to_string(), &shard.because),
-        (None, _) if facts.unsized_collectives > 0 => w.missing.push(unsized_groups(facts)),
+        (None, Some(world)) if facts.unsized_collectives > 0 => {
+            let because = format!("{}; the sizes of groups are not recorded", world.because);
+            w.known("dp_shard", &world.value.to_string(), &because);
+            w.assumed
+                .push(format!("mesh.dp_shard = {} (all ranks)", world.value));
+        }
+        (None, None) if facts.unsized_collectives > 0 => w.missing.push(unsized_groups(facts)),
         (None, Some(world)) => w.known("dp_shard", &world.value.to_string(), &world.because),
         (None, None) => w.known(
             "dp_shard",
@@ -240,12 +246,8 @@ fn unsized_groups(facts: &Facts) -> String {
         Recorder::Nsight => "Nsight Systems does not record them",
         _ => "newer versions of PyTorch describe each collective",
     };
-    let world = match &facts.world_size {
-        Some(world) => format!(" of the job's {} ranks", world.value),
-        None => String::new(),
-    };
     format!(
-        "mesh.dp_shard: {} NCCL kernels per step are in the trace, but the sizes of their groups are not ({why}); set it to the number{world} that shard parameters",
+        "mesh.dp_shard: {} NCCL kernels per step are in the trace, but the sizes of their groups are not ({why}); set it to the number of ranks that shard parameters",
         facts.unsized_collectives
     )
 }
@@ -396,7 +398,6 @@ mod tests {
     fn groups_without_sizes_leave_the_mesh_open() {
         let mut facts = Facts {
             unsized_collectives: 24,
-            world_size: Some(Found::new(8, "said so")),
             ..Facts::default()
         };
         let inferred = infer(&facts, "t.json", None);
@@ -406,7 +407,6 @@ mod tests {
             missing.contains("mesh.dp_shard: 24 NCCL kernels"),
             "{missing}"
         );
-        assert!(missing.contains("of the job's 8 ranks"), "{missing}");
         assert!(missing.contains("record_shapes=True"), "{missing}");
         facts.recorder = Recorder::Nsight;
         let missing = self::missing(&facts);
@@ -415,6 +415,11 @@ mod tests {
             "{missing}"
         );
         assert!(!missing.contains("record_shapes"), "{missing}");
+        // Without sizes of groups, all ranks are assumed to shard.
+        facts.world_size = Some(Found::new(8, "said so"));
+        let all = infer(&facts, "t.json", None);
+        assert!(all.text.contains("\ndp_shard = 8"), "{}", all.text);
+        assert_eq!(all.assumed, ["mesh.dp_shard = 8 (all ranks)"]);
         // A job without collectives runs on one GPU.
         let alone = infer(&Facts::default(), "t.json", None).text;
         assert!(alone.contains("\ndp_shard = 1"), "{alone}");

@@ -529,7 +529,7 @@ fn experts_are_compared_from_any_size() {
         let all = e["experts"].as_array().unwrap();
         let about = |what: &str| all.iter().filter(|x| x["about"] == what).count();
         assert_eq!(about("imbalance"), 2, "{set}");
-        assert_eq!(about("capacity"), 3, "{set}");
+        assert_eq!(about("capacity"), 5, "{set}");
         assert!(about("dispatcher") >= 3, "{set}");
         for ep in others {
             let own = [format!("mesh.ep={ep}")];

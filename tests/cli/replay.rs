@@ -77,7 +77,7 @@ fn a_snapshot_gives_a_trace_its_memory() {
         let error = bytes(&with, run, key) / bytes(&own, run, key) - 1.0;
         assert!(error.abs() < 0.002, "{run} {key}: {error}");
     }
-    assert_eq!(bytes(&without, "measured", "peak_allocated_bytes"), 0.0);
+    assert!(without["measured"]["peak_allocated_bytes"].is_null());
     // The snapshot of another job does not match the time of the trace.
     let other = format!("{TRACES}/start-default.snapshot.pickle.gz");
     assert_eq!(run(&[bare, &other])["recorded"], without["recorded"]);

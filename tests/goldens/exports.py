@@ -4,7 +4,7 @@
 
 For every small `config.json` of the tests (`tests/data/configs/tiny--*`, and the goldens) and for the
 variants below, transformers makes a model with random weights and saves it. `exec --init FOLDER --export
-OTHER` trains it for one step with a learning rate that changes no weight. Then transformers loads both
+OTHER` trains it for one step with a learning rate of 0. Then transformers loads both
 folders. The script prints the largest difference of logits, and fields of the configurations that differ.
 Names are those of the files, without `tiny--` and `.json`.
 
@@ -73,7 +73,7 @@ preset = "config.json"
 seq_len = 32
 micro_batch = 1
 steps = 1
-lr = 1e-12
+lr = 0.0
 weight_decay = 0.0
 [mesh]
 hardware = "cpu"

@@ -184,10 +184,23 @@ impl Config<'_> {
     /// that are not there, against it.
     fn agreement(&self, kind: Kind) -> i64 {
         let found = |f: &models::Field| f.names.iter().find(|name| self.get(name).is_some());
-        // Several keys may be read from one field.
-        let there: BTreeSet<_> = kind.hf.all_fields().filter_map(found).collect();
-        let absent = kind.hf.all_fields().filter(|f| found(f).is_none());
-        let computed = absent.filter(|f| matches!(f.meaning, Meaning::Computed(..)));
+        let is_read = |f: &&models::Field| {
+            !matches!(
+                f.meaning,
+                Meaning::Dropout | Meaning::Padding(_) | Meaning::Unset
+            )
+        };
+        let read = || kind.hf.all_fields().filter(is_read);
+        // Several keys may be read from one field, and one key from several fields.
+        let there: BTreeSet<_> = read().filter_map(found).collect();
+        let key = |f: &models::Field| match f.meaning {
+            Meaning::Computed(key, _) => Some(key),
+            _ => None,
+        };
+        let (known, absent): (Vec<_>, Vec<_>) = read().partition(|f| found(f).is_some());
+        let known: BTreeSet<_> = known.into_iter().filter_map(key).collect();
+        let absent: BTreeSet<_> = absent.into_iter().filter_map(key).collect();
+        let computed = absent.difference(&known);
         let unread = self
             .fields
             .keys()
