@@ -557,6 +557,16 @@ pub(crate) fn list(items: &[String]) -> String {
     format!("[{}]", items.join(", "))
 }
 
+/// Returns the words of a list whose bits are set.
+pub(crate) fn words_of(
+    bits: u64,
+    known: &'static [&'static str],
+) -> impl Iterator<Item = &'static str> {
+    let words = known.iter().enumerate();
+    let set = words.filter(move |(at, _)| bits >> at & 1 == 1);
+    set.map(|(_, word)| *word)
+}
+
 /// Writes a string as TOML.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))

@@ -149,6 +149,16 @@ fn what_is_written_is_read_again() {
     assert_eq!(format!("{scenario:?}"), format!("{again:?}"));
 }
 
+/// Reads a script, and its scenario unless it is refused.
+fn try_script(script: &str, options: &Options) -> Job {
+    let mut job = try_text("train.sh", script, options).unwrap_or_else(|e| panic!("{e}\n{script}"));
+    if job.decisive().count() == 0 {
+        job.scenario(&[])
+            .unwrap_or_else(|e| panic!("{e}\n{script}"));
+    }
+    job
+}
+
 /// Reads a text as a file with a name.
 fn try_text(name: &str, text: &str, options: &Options) -> Result<Job, String> {
     let mut reader = Reader::default();

@@ -155,7 +155,7 @@ pub fn import_with(
 /// the jobs is that of their first traces.
 ///
 /// # Errors
-/// Fails if a file cannot be read or is no profiler trace.
+/// Fails if a file cannot be read, or is not a profiler trace.
 pub fn jobs(files: &[PathBuf]) -> Result<Vec<Vec<PathBuf>>, ImportError> {
     let mut jobs: Vec<(Vec<PathBuf>, Vec<Rank>)> = Vec::new();
     for (i, path) in files.iter().enumerate() {

@@ -4,12 +4,12 @@ use super::experts::has_experts;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{Fact, list, quoted};
+use crate::table::{Fact, list, quoted, words_of};
 
 /// Words of `--cuda-graph-modules` (formerly `--cuda-graph-scope`). The first five are scopes of
 /// scenarios; models that arguments describe have no Mamba layers. The last three exist in older
 /// versions: whole layers, iterations, and inference.
-pub(crate) const CAPTURED: [&str; 9] = [
+pub(crate) static CAPTURED: [&str; 9] = [
     "attn",
     "mlp",
     "moe_router",
@@ -35,11 +35,7 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
     let modules = draft.fact(Fact::CudaGraphModules);
     let kind = draft.fact(Fact::CudaGraph);
     let rows: Vec<usize> = kind.iter().chain(&modules).map(|g| g.row).collect();
-    let names = |bits: u64| {
-        let set = move |at: &usize| bits >> at & 1 == 1;
-        (0..CAPTURED.len()).filter(set).map(|at| CAPTURED[at])
-    };
-    let given: Vec<&str> = names(modules.map_or(0, |m| m.value)).collect();
+    let given: Vec<&str> = words_of(modules.map_or(0, |m| m.value), &CAPTURED).collect();
     let inference = given == ["full_iteration_inference"];
     if kind.is_none_or(|kind| kind.value == 0) || inference {
         for row in rows {

@@ -3,7 +3,7 @@
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::{Lack, Row, Setting};
-use crate::table::{Fact, list, quoted};
+use crate::table::{Fact, list, quoted, words_of};
 use shardlab_plan::config::RecomputeModule;
 
 /// Recomputes whole blocks unless a key selects the operations to save.
@@ -76,9 +76,7 @@ pub(super) fn modules(draft: &mut Draft) -> Result<(), ConfigError> {
         (None, None) => 0,
     };
     bits |= moe.map_or(0, |_| bit(RecomputeModule::Moe));
-    let parts = known.iter().enumerate();
-    let parts = parts.filter(|(at, _)| bits >> at & 1 == 1);
-    let parts: Vec<String> = parts.map(|(_, name)| (*name).to_owned()).collect();
+    let parts: Vec<String> = words_of(bits, known).map(str::to_owned).collect();
     for given in [selective, named, moe].into_iter().flatten() {
         draft.set(given.row, "train.recompute", quoted("selective"))?;
         draft.set(given.row, "train.recompute_modules", list(&parts))?;

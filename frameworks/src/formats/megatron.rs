@@ -535,9 +535,23 @@ fn graph_per_layer(node: &Node) -> Result<Effect, String> {
     if_true(node, Effect::Fact(Fact::CudaGraph, 1))
 }
 
-/// Reads names of parts of blocks, as bits.
+/// Reads which parts of blocks backward runs again.
 fn recomputed(node: &Node) -> Result<Effect, String> {
-    let known = RecomputeModule::WORDS;
+    let bits = bits_of(node, RecomputeModule::WORDS)?;
+    Ok(Effect::Fact(Fact::RecomputeModules, bits))
+}
+
+/// Reads which parts of a layer CUDA graphs capture.
+fn captured_modules(node: &Node) -> Result<Effect, String> {
+    let bits = bits_of(node, &CAPTURED)?;
+    Ok(Effect::Fact(Fact::CudaGraphModules, bits))
+}
+
+/// Reads words of a list, as bits by their places in the list.
+///
+/// # Errors
+/// Returns a message that says which words were expected.
+fn bits_of(node: &Node, known: &[&str]) -> Result<u64, String> {
     let words = node.words().unwrap_or_else(|| node.full());
     let mut bits = 0;
     for word in words.split([' ', ',']).filter(|w| !w.is_empty()) {
@@ -546,20 +560,7 @@ fn recomputed(node: &Node) -> Result<Effect, String> {
             None => return Err(node.expected(&known.join(", "))),
         }
     }
-    Ok(Effect::Fact(Fact::RecomputeModules, bits))
-}
-
-/// Reads which parts of a layer CUDA graphs capture.
-fn captured_modules(node: &Node) -> Result<Effect, String> {
-    let words = node.words().unwrap_or_else(|| node.full());
-    let mut bits = 0;
-    for word in words.split([' ', ',']).filter(|w| !w.is_empty()) {
-        match CAPTURED.iter().position(|known| *known == word) {
-            Some(at) => bits |= 1 << at,
-            None => return Err(node.expected(&CAPTURED.join(", "))),
-        }
-    }
-    Ok(Effect::Fact(Fact::CudaGraphModules, bits))
+    Ok(bits)
 }
 
 /// Reads the element type in which tokens travel to their experts, or gradients back.

@@ -1,7 +1,7 @@
 //! Scripts and recipes of public repositories that need more than a table of keys. Each test names
 //! the file that its lines are from.
 
-use super::{eight, has, row, setting, try_text};
+use super::{eight, has, row, setting, try_script, try_text};
 use crate::{Job, Lack, Options, Status};
 use std::path::Path;
 
@@ -17,13 +17,7 @@ fn read_with_model(script: &str, model: &str) -> Job {
         model: Some(Path::new(SIZES).join(model)),
         ..eight()
     };
-    let mut job =
-        try_text("train.sh", script, &options).unwrap_or_else(|e| panic!("{e}\n{script}"));
-    if job.decisive().count() == 0 {
-        job.scenario(&[])
-            .unwrap_or_else(|e| panic!("{e}\n{script}"));
-    }
-    job
+    try_script(script, &options)
 }
 
 fn refused(name: &str, text: &str) -> String {
@@ -268,7 +262,8 @@ fn files_of_other_frameworks_are_refused_by_name() {
     let specforge = "model: {target_model_path: Qwen/Qwen3-8B}\ntraining: {strategy: eagle3, batch_size: 1}\n\
                      output_dir: outputs\n";
     assert!(refused("job.yaml", specforge).contains("SpecForge"));
-    let areal = "seed: 1\ncluster: {n_nodes: 1, fileroot: /tmp/areal}\nactor: {backend: 'archon:d8', path: x}\n";
+    let areal =
+        "seed: 1\ncluster: {n_nodes: 1, fileroot: areal}\nactor: {backend: 'archon:d8', path: x}\n";
     assert!(refused("job.yaml", areal).contains("AReaL"));
     let prime = "max_steps = 20\n[model]\nname = \"Qwen/Qwen3.5-0.8B\"\noptimization_dtype = \"bfloat16\"\n\
                  [data]\nbatch_size = 1\nseq_len = 16384\n";

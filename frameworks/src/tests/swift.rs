@@ -1,6 +1,6 @@
 //! Commands of ms-swift.
 
-use super::{eight, has, row, setting, try_text};
+use super::{eight, has, row, setting, try_script, try_text};
 use crate::{Job, Lack, Options, Status};
 
 fn read_on(gpus: &str, script: &str) -> Job {
@@ -8,13 +8,7 @@ fn read_on(gpus: &str, script: &str) -> Job {
         gpus: Some(gpus.parse().unwrap()),
         ..Options::default()
     };
-    let mut job =
-        try_text("train.sh", script, &options).unwrap_or_else(|e| panic!("{e}\n{script}"));
-    if job.decisive().count() == 0 {
-        job.scenario(&[])
-            .unwrap_or_else(|e| panic!("{e}\n{script}"));
-    }
-    job
+    try_script(script, &options)
 }
 
 /// In the style of `examples/train/multi-gpu/deepspeed/train_zero2.sh`.

@@ -696,7 +696,7 @@ fn scenario_in(config: &Path, set: &[String]) -> Option<Scenario> {
 }
 
 /// Returns whether a model is one that `exec` can train: a language model without other inputs,
-/// whose plan is no approximation.
+/// whose plan is exact.
 fn is_exported(s: &Scenario) -> bool {
     let m = &s.model;
     let approximates = m.options.model_type.as_deref();

@@ -53,15 +53,20 @@ pub(super) const MIXED: Field = derived(
         if are_first(&dense) {
             return Ok(None);
         }
-        let every = size(file, "decoder_sparse_step", 1)?;
-        by_layer(file, |layer| {
-            match dense.contains(&layer.into()) || !(layer + 1).is_multiple_of(every) {
-                true => "dense",
-                false => "sparse",
-            }
-        })
+        mixed(file, &dense)
     },
 );
+
+/// Returns the kind of each layer: `dense` in a list, and where the step does not come to experts.
+pub(super) fn mixed(file: Fields<'_>, dense: &[Value]) -> Result<Option<Value>, String> {
+    let every = size(file, "decoder_sparse_step", 1)?;
+    by_layer(file, |layer| {
+        match dense.contains(&layer.into()) || !(layer + 1).is_multiple_of(every) {
+            true => "dense",
+            false => "sparse",
+        }
+    })
+}
 
 /// Returns the layers that `mlp_only_layers` lists.
 fn dense_layers(file: Fields<'_>) -> Vec<Value> {

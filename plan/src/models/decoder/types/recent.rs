@@ -2,7 +2,7 @@
 
 use super::experts::{
     ATTENTION_MULTIPLIER, EMBEDDING_MULTIPLIER, EXPERT_FFN, EXPERTS as NUM_EXPERTS, LOGITS_SCALING,
-    NORMALIZE, NORMALIZED, RESIDUAL_MULTIPLIER, SHAPE as EXPERT_SHAPE, TOP_K,
+    NORMALIZE, NORMALIZED, RESIDUAL_MULTIPLIER, SHAPE as EXPERT_SHAPE, TOP_K, mixed,
 };
 use super::llama_like::SWA_WINDOW;
 use super::read::{FULL, LINEAR, Listed, NO_ROPE, SLIDING, by_layer, integer, size};
@@ -364,16 +364,8 @@ pub(super) const EXPERTS: &[HfType] = &[
                 "mlp_layer_types",
                 &["mlp_only_layers", "decoder_sparse_step"],
                 |file| {
-                    let every = size(file, "decoder_sparse_step", 1)?;
                     let dense = file("mlp_only_layers").unwrap_or_else(|| json!([0, 1]));
-                    let dense = dense.as_array().map_or(&[][..], |all| all);
-                    by_layer(file, |layer| {
-                        let skips = dense.contains(&layer.into());
-                        match skips || !(layer + 1).is_multiple_of(every) {
-                            true => "dense",
-                            false => "sparse",
-                        }
-                    })
+                    mixed(file, dense.as_array().map_or(&[][..], |all| all))
                 },
             ),
             derived("layer_types", &["layer_types"], |file| {
