@@ -1,7 +1,7 @@
 //! The effects of dividing experts among other numbers of ranks, of sending tokens in another way,
 //! of reserving other numbers of rows, and of unequally popular experts.
 
-use super::whatif::{Change, Load, WhatIf, try_one};
+use super::whatif::{Change, Load, WhatIf, expert_parallel_sizes, try_one};
 use crate::predict::{Prediction, Profiles};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -35,8 +35,8 @@ impl About {
     }
 }
 
-/// Sizes of expert parallelism that are compared.
-const SIZES: [u32; 4] = [1, 2, 4, 8];
+/// Largest size of expert parallelism that is compared.
+const MAX_EP: u32 = 8;
 
 /// Ratios of the most popular expert's tokens to the mean.
 const IMBALANCES: [f64; 2] = [1.5, 2.0];
@@ -67,7 +67,7 @@ pub(crate) fn try_all(
 /// if the scenario does not divide experts.
 fn changes(base: &Scenario) -> Vec<(About, Change)> {
     let now = base.mesh.ep;
-    let legal = sizes(base);
+    let legal: Vec<u32> = expert_parallel_sizes(base, MAX_EP).collect();
     let Some(&largest) = legal.iter().max().filter(|n| **n > 1) else {
         return Vec::new();
     };
@@ -107,16 +107,6 @@ fn changes(base: &Scenario) -> Vec<(About, Change)> {
         add(About::Capacity, &sets);
     }
     all
-}
-
-/// Returns the sizes that divide both experts and shards evenly; none without experts.
-fn sizes(base: &Scenario) -> Vec<u32> {
-    let Some(of) = base.model.family.spec().expert_parallel else {
-        return Vec::new();
-    };
-    let (ranks, (_, experts)) = (base.mesh.dp_shard, of(&base.model));
-    let fits = |n: &u32| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n));
-    SIZES.into_iter().filter(fits).collect()
 }
 
 #[cfg(test)]

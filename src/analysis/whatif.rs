@@ -324,14 +324,23 @@ const MAX_EP: u32 = 64;
 
 /// Returns other numbers of ranks among which experts can be divided.
 pub(crate) fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
+    let now = base.mesh.ep;
+    let others = expert_parallel_sizes(base, MAX_EP).filter(move |n| *n != now);
+    others.map(|n| Change::experts_over(n, base))
+}
+
+/// Returns the powers of two up to `most` that divide both experts and shards evenly; none without
+/// experts.
+pub(super) fn expert_parallel_sizes(base: &Scenario, most: u32) -> impl Iterator<Item = u32> {
     let experts = base.model.family.spec().expert_parallel;
-    let experts = experts.map_or(1, |of| of(&base.model).1);
-    let (ranks, now) = (base.mesh.dp_shard, base.mesh.ep);
+    let experts = experts.map(|of| of(&base.model).1);
+    let ranks = base.mesh.dp_shard;
     std::iter::successors(Some(1_u32), |n| n.checked_mul(2))
-        .take_while(move |n| *n <= ranks.min(MAX_EP))
-        .filter(move |n| *n != now)
-        .filter(move |n| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n)))
-        .map(move |n| Change::experts_over(n, base))
+        .take_while(move |n| *n <= ranks.min(most))
+        .filter(move |n| {
+            let divides = |all: u64| all.is_multiple_of(u64::from(*n));
+            divides(ranks.into()) && experts.is_some_and(divides)
+        })
 }
 
 /// Returns the ways to send tokens to divided experts.

@@ -50,17 +50,13 @@ fn key(c: &Collective) -> (&str, &str) {
 
 /// Divides collectives into those of data parallelism and all others.
 pub(super) fn divide(all: Vec<One<'_>>) -> (Vec<One<'_>>, Vec<One<'_>>) {
-    let (mut data, mut others): (Vec<_>, Vec<_>) = all
+    let (data, mut others): (Vec<_>, Vec<_>) = all
         .into_iter()
         .partition(|c| c.described.is_none_or(|d| purpose(&d.about).is_none()));
     let scattered = Scattered::new(&data);
-    let mut kept = Vec::with_capacity(data.len());
-    for c in data.drain(..) {
-        match c.work == Work::AllReduce && !scattered.allows(&c) {
-            true => others.push(c),
-            false => kept.push(c),
-        }
-    }
+    let is_kept = |c: &One<'_>| c.work != Work::AllReduce || scattered.allows(c);
+    let (kept, rest): (Vec<_>, Vec<_>) = data.into_iter().partition(is_kept);
+    others.extend(rest);
     (kept, others)
 }
 
