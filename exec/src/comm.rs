@@ -24,11 +24,13 @@
 // NCCL and cuDNN choose their own orders, so a GPU run is reproducible if these are.
 
 pub(crate) mod check;
+mod counted;
 mod group;
 mod moves;
 mod reduce;
 mod remote;
 
+pub(crate) use counted::counted;
 pub use group::{Arrival, Call, CommError, Group};
 
 use crate::base::abort::{Abort, Wake};

@@ -30,8 +30,8 @@ pub(crate) mod strides;
 pub use attention::{AttentionShape, ScoreMod, alibi_slope};
 pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
 pub use collective::{
-    Collective, CollectiveKind, CopyDesc, CopyKind, ModelCollective, Part, PushedRows, ReduceOp,
-    SentRows,
+    Collective, CollectiveKind, CopyDesc, CopyKind, CountedRows, ModelCollective, Part, PushedRows,
+    ReduceOp, SelectedRows, SentRows,
 };
 pub use documents::{Documents, MAX_DOCUMENTS};
 pub use dtype::{DType, Numeric, Values};

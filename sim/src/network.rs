@@ -242,7 +242,9 @@ mod tests {
     use super::*;
     use crate::hardware::CollectiveTable;
     use crate::{hardware, synthetic};
-    use shardlab_plan::ir::{AxisId, AxisSet, DeviceMesh, PushedRows, RankGroup, SentRows};
+    use shardlab_plan::ir::{
+        AxisId, AxisSet, DeviceMesh, PushedRows, RankGroup, SelectedRows, SentRows,
+    };
     use shardlab_plan::program::Communicator;
 
     fn priced(
@@ -359,8 +361,8 @@ mod tests {
                 expected,
                 over_network: 0,
             };
-            let choices = c.parts[0].input;
-            c.sent = kind.pushes().then_some(SentRows { choices, of });
+            let (by, of) = (c.parts[0], SelectedRows::Pushed(of));
+            c.sent = kind.pushes().then_some(SentRows { by, of });
             let network = Network::new(&program, &profile);
             assert_eq!(network.cost(&c).bytes, c.expected_bytes());
             network.price(&c).us
@@ -423,8 +425,8 @@ mod tests {
                 expected: (rank * all) as u64,
                 over_network: (node * others) as u64,
             };
-            let choices = c.parts[0].input;
-            c.sent = Some(SentRows { choices, of });
+            let (by, of) = (c.parts[0], SelectedRows::Pushed(of));
+            c.sent = Some(SentRows { by, of });
             let us = Network::new(&program, &profile).price(&c).us;
             let rows = match nodes {
                 1 => rank * all,
@@ -461,8 +463,8 @@ mod tests {
                 expected: 6_400,
                 over_network,
             };
-            let choices = c.parts[0].input;
-            c.sent = Some(SentRows { choices, of });
+            let (by, of) = (c.parts[0], SelectedRows::Pushed(of));
+            c.sent = Some(SentRows { by, of });
             assert_eq!(c.network_bytes(), (over_network << 26) / 1_000);
             Network::new(&program, &profile).cost(&c)
         };

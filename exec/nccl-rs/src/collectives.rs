@@ -13,6 +13,33 @@ use std::ffi::{c_int, c_void};
 /// the length that the call needs. Nothing else accesses them until the work has completed. The
 /// stream belongs to the device and is alive. A reduction belongs to this communicator and element
 /// type.
+/// Numbers of elements that a rank exchanges with each rank, see [`Communicator::all_to_all_v`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Splits {
+    /// Elements from the start of one rank's block to the start of the next one.
+    pub block: usize,
+    /// Elements that this rank sends, by rank.
+    pub sent: Vec<usize>,
+    /// Elements that this rank receives, by rank.
+    pub received: Vec<usize>,
+}
+
+impl Splits {
+    /// Checks that there is a number for each rank, and that each fits a block.
+    fn check(&self, ranks: usize) -> Result<(), String> {
+        for (all, what) in [(&self.sent, "sent"), (&self.received, "received")] {
+            if all.len() != ranks {
+                return Err(format!("{} {what} parts for {ranks} ranks", all.len()));
+            }
+            if let Some(n) = all.iter().find(|n| **n > self.block) {
+                let block = self.block;
+                return Err(format!("{n} {what} elements, but blocks have {block}"));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Communicator {
     /// Gathers `count` elements of every rank, in rank order, on every rank. The call is in place
     /// if `send == recv + rank * count`.
@@ -255,20 +282,56 @@ impl Communicator {
         dtype: DataType,
         stream: Stream,
     ) -> Result<(), Error> {
-        let bytes = dtype
-            .size()
-            .map(|s| s * count)
-            .ok_or_else(|| Error::Argument {
-                call: "ncclSend",
-                what: format!("elements of type {} have no known size", dtype.0),
-            })?;
+        let all = vec![count; self.size() as usize];
+        let splits = Splits {
+            block: count,
+            sent: all.clone(),
+            received: all,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { self.all_to_all_v(send, recv, &splits, dtype, stream) }
+    }
+
+    /// Sends the first elements of the `i`-th block of every rank to rank `i`, which stores them at
+    /// the start of its blocks, in rank order. What the others do not send is left unchanged. The
+    /// buffers must not overlap. This is a group of sends and receives.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_gather`]; both buffers have a block for each rank. Each rank
+    /// receives as many elements from another one as that one sends to it.
+    ///
+    /// # Errors
+    /// Errors of NCCL, an element type of unknown size, and splits that do not fit the blocks or
+    /// the number of ranks.
+    pub unsafe fn all_to_all_v(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        splits: &Splits,
+        dtype: DataType,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let wrong = |what| Error::Argument {
+            call: "ncclSend",
+            what,
+        };
+        let size = dtype.size();
+        let size =
+            size.ok_or_else(|| wrong(format!("elements of type {} have no known size", dtype.0)))?;
+        splits.check(self.size() as usize).map_err(wrong)?;
         self.nccl().group(|| {
             for peer in 0..self.size() {
-                let at = peer as usize * bytes;
-                // SAFETY: by the caller's contract, both buffers have a part for each rank.
+                let at = peer as usize * splits.block * size;
+                let [sent, received] =
+                    [&splits.sent, &splits.received].map(|all| all[peer as usize]);
+                // SAFETY: by the caller's contract, both buffers have a block for each rank.
                 unsafe {
-                    self.send(send.byte_add(at), count, dtype, peer, stream)?;
-                    self.recv(recv.byte_add(at), count, dtype, peer, stream)?;
+                    if sent > 0 {
+                        self.send(send.byte_add(at), sent, dtype, peer, stream)?;
+                    }
+                    if received > 0 {
+                        self.recv(recv.byte_add(at), received, dtype, peer, stream)?;
+                    }
                 }
             }
             Ok(())
@@ -332,5 +395,25 @@ impl Communicator {
             });
         }
         number(call, "rank", rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_fit_their_blocks() {
+        let splits = |sent: &[usize], received: &[usize]| Splits {
+            block: 4,
+            sent: sent.to_vec(),
+            received: received.to_vec(),
+        };
+        assert_eq!(splits(&[4, 0], &[1, 2]).check(2), Ok(()));
+        let few = splits(&[4], &[1, 2]).check(2);
+        assert_eq!(few, Err("1 sent parts for 2 ranks".to_owned()));
+        let many = splits(&[4, 0], &[1, 5]).check(2);
+        let expected = "5 received elements, but blocks have 4";
+        assert_eq!(many, Err(expected.to_owned()));
     }
 }

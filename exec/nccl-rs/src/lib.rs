@@ -48,6 +48,7 @@ mod memory;
 mod shared;
 mod types;
 
+pub use collectives::Splits;
 pub use communicator::{Communicator, DEFAULT_TIMEOUT};
 pub use error::{Code, Error, LoadError, Version};
 pub use library::{ENVIRONMENT, Nccl, Search};

@@ -117,7 +117,7 @@ fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Dura
                 reduce,
                 dtype,
                 parts: smallvec![parts],
-                pushed: None,
+                rows: None,
                 crash: false,
             };
             // SAFETY: the ranges are this thread's own vectors, which live until every member has

@@ -63,12 +63,11 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     if reduces == (call.reduce == ReduceOp::None) {
         return Some(format!("asks for {} {:?}", call.kind.name(), call.reduce));
     }
-    let pushes = call.kind.pushes();
     for (p, (input, output)) in call.parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
         let fits = match call.kind {
-            // The last part has the choices of rows.
-            _ if pushes && p + 1 == call.parts.len() => i == o,
+            // The last part selects rows.
+            _ if call.rows.is_some() && p + 1 == call.parts.len() => i == o,
             CollectiveKind::AllGather | CollectiveKind::PeerPush => o == n * i,
             CollectiveKind::ReduceScatter => i == n * o,
             CollectiveKind::AllReduce | CollectiveKind::Barrier => i == o,
@@ -82,7 +81,9 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
                 call.kind.name()
             ));
         }
-        if overlap(input, output) && !in_place(call.kind, position, input, output) {
+        let selected = call.rows.is_some() && p + 1 < call.parts.len();
+        let in_place = !selected && in_place(call.kind, position, input, output);
+        if overlap(input, output) && !in_place {
             return Some(format!(
                 "lets input and output of part {p} of {} overlap other than in place",
                 call.kind.name()

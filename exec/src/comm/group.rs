@@ -5,7 +5,7 @@ use crate::base::abort::{Abort, WaitLimit, Wake, lock};
 use crate::base::failure::Stop;
 use crate::base::operand::RawRange;
 use crate::process::{PeerError, ProcessGroup};
-use shardlab_plan::ir::{CollectiveKind, DType, PushedRows, ReduceOp};
+use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp, SelectedRows};
 use smallvec::SmallVec;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -23,8 +23,9 @@ pub struct Call {
     /// [`Group::run`] has returned on every member.
     pub parts: SmallVec<[(RawRange, RawRange); 1]>,
     /// Rows that the first part carries, if it does not carry all of them: the rows that the last
-    /// part selects. The last part is only read.
-    pub pushed: Option<PushedRows>,
+    /// part selects, see [`SentRows::by`](shardlab_plan::ir::SentRows::by). The last part is only
+    /// read.
+    pub rows: Option<SelectedRows>,
     /// Whether the rank fails after its arrival, for tests.
     pub crash: bool,
 }

@@ -3,11 +3,11 @@
 //! No member writes a byte while another one reads it. An all-gather's in-place input is a slice
 //! that its owner does not change; a reduce-scatter's in-place output is the slice that only its
 //! owner reads; in an all-reduce, only member `i` accesses the `i`-th chunk of every buffer; an
-//! all-to-all uses a staging copy; each pushed row has a separate place.
+//! all-to-all of all rows uses a staging copy; each selected row has a separate place.
 
-use super::{Call, reduce};
+use super::{Call, counted, reduce};
 use crate::kernels::is_pushed;
-use shardlab_plan::ir::CollectiveKind;
+use shardlab_plan::ir::{CollectiveKind, CountedRows, PushedRows, SelectedRows};
 
 /// Moves the share of member `me`. For an all-to-all, returns the data that [`unstage`] must write
 /// once every member has called this.
@@ -16,10 +16,19 @@ use shardlab_plan::ir::CollectiveKind;
 /// The calls match; every range is valid, and nothing else accesses it meanwhile.
 pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> {
     let (mine, n) = (&calls[me], calls.len());
-    if mine.kind.pushes() {
-        // SAFETY: the caller's contract.
-        unsafe { take_rows(me, calls) };
-        return None;
+    // SAFETY: the caller's contract.
+    unsafe {
+        match mine.rows {
+            Some(SelectedRows::Pushed(of)) => {
+                take_rows(me, calls, of);
+                return None;
+            }
+            Some(SelectedRows::Counted(of)) => {
+                take_counted(me, calls, of);
+                return None;
+            }
+            None => {}
+        }
     }
     let mut staged = Vec::new();
     for (p, (input, output)) in mine.parts.iter().enumerate() {
@@ -72,9 +81,9 @@ pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> 
 ///
 /// # Safety
 /// As [`perform`].
-unsafe fn take_rows(me: usize, calls: &[Call]) {
+unsafe fn take_rows(me: usize, calls: &[Call], of: PushedRows) {
     let mine = &calls[me];
-    let (Some(of), [part, choices]) = (mine.pushed, &mine.parts[..]) else {
+    let [part, choices] = &mine.parts[..] else {
         return;
     };
     let rows = of.rows as usize;
@@ -101,6 +110,34 @@ unsafe fn take_rows(me: usize, calls: &[Call]) {
                 let to = part.1.ptr.add((from * tokens + token) * width);
                 copy(source.ptr.add(at * width), to, width);
             }
+        }
+    }
+}
+
+/// Copies the rows that all members, including `me` itself, have counted for member `me`.
+///
+/// # Safety
+/// As [`perform`].
+unsafe fn take_counted(me: usize, calls: &[Call], of: CountedRows) {
+    let [(_, output), _] = calls[me].parts[..] else {
+        return;
+    };
+    let block = output.bytes / calls.len();
+    for (from, call) in calls.iter().enumerate() {
+        let [(input, _), (counts, _)] = call.parts[..] else {
+            return;
+        };
+        // SAFETY: counts are 64-bit integers, as many for each member; `counted` is at most a
+        // block, and both ranges have a block for each member.
+        unsafe {
+            let numbers = std::slice::from_raw_parts(counts.ptr.cast_const(), counts.bytes);
+            let rows = counted(numbers, calls.len(), of)[me];
+            let bytes = rows as usize * (output.bytes / of.rows as usize);
+            copy(
+                input.ptr.add(me * block),
+                output.ptr.add(from * block),
+                bytes,
+            );
         }
     }
 }

@@ -157,7 +157,7 @@ fn decode(data: &[u8], copies: &mut Copies) -> Option<Call> {
         dtype,
         parts,
         // Each member knows which rows it needs.
-        pushed: None,
+        rows: None,
         crash: false,
     })
 }

@@ -5,7 +5,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::base::operand::RawRange;
 use crate::base::testing::Build;
 use half::bf16;
-use shardlab_plan::ir::{CollectiveKind, DType, PushedRows, ReduceOp};
+use shardlab_plan::ir::{CollectiveKind, CountedRows, DType, PushedRows, ReduceOp, SelectedRows};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ fn perform(
                         reduce,
                         dtype,
                         parts: SmallVec::from_elem((at(i, len), at(o, out)), 1),
-                        pushed: None,
+                        rows: None,
                         crash: false,
                     };
                     let order = (me as u64 * 5 + scramble) % n as u64;
@@ -219,12 +219,12 @@ fn rows_are_pushed_to_the_members_that_choices_name_and_return() {
                             reduce: ReduceOp::None,
                             dtype: DType::F32,
                             parts: parts.into_iter().collect(),
-                            pushed: Some(PushedRows {
+                            rows: Some(SelectedRows::Pushed(PushedRows {
                                 experts: 1,
                                 rows: 4,
                                 expected: 4,
                                 over_network: 0,
-                            }),
+                            })),
                             crash: false,
                         };
                         // SAFETY: the memory belongs to this thread, and lives until the call has
@@ -246,6 +246,49 @@ fn rows_are_pushed_to_the_members_that_choices_name_and_return() {
     // Blocks of members 0 and 1.
     assert_eq!(back[0], [1., 2., NOT, NOT, 1., 2., NOT, NOT]);
     assert_eq!(back[1], [5., 6., NOT, NOT, NOT, NOT, 7., 8.]);
+}
+
+/// Member 0 sends two of three rows to itself and one to member 1, which sends three and none.
+#[test]
+fn counted_rows_are_exchanged_and_others_are_left_as_they_were() {
+    const NOT: f32 = -7.0;
+    let sent: [Vec<i64>; 2] = [vec![2, 0, 0, 1], vec![1, 4, 0, 0]];
+    let inputs: [Vec<f32>; 2] = [
+        vec![1., 2., 3., 4., 5., 6.],
+        vec![11., 12., 13., 14., 15., 16.],
+    ];
+    let abort = Arc::new(Abort::new(Duration::from_secs(20)));
+    let group = Group::new("test", vec![0, 1], abort);
+    let exchange = |me: usize| {
+        let (mut input, mut counts) = (inputs[me].clone(), sent[me].clone());
+        let mut out = vec![NOT; 6];
+        let f = |v: &mut [f32]| range(bytemuck::cast_slice_mut(v), DType::F32);
+        let numbers = range(bytemuck::cast_slice_mut(&mut counts), DType::I64);
+        let call = Call {
+            kind: CollectiveKind::AllToAll,
+            reduce: ReduceOp::None,
+            dtype: DType::F32,
+            parts: [(f(&mut input), f(&mut out)), (numbers, numbers)]
+                .into_iter()
+                .collect(),
+            rows: Some(SelectedRows::Counted(CountedRows {
+                rows: 6,
+                expected: 4,
+            })),
+            crash: false,
+        };
+        // SAFETY: the memory belongs to this thread, and lives until the call has returned on every
+        // member.
+        unsafe { group.run(me, 0, call) }.unwrap();
+        out
+    };
+    let got = std::thread::scope(|s| {
+        let other = s.spawn(|| exchange(1));
+        [exchange(0), other.join().unwrap()]
+    });
+    // A block has three rows, so two of the five rows that member 1 counts for member 0 stay.
+    assert_eq!(got[0], [1., 2., NOT, 11., 12., 13.]);
+    assert_eq!(got[1], [4., NOT, NOT, NOT, NOT, NOT]);
 }
 
 #[test]
@@ -332,7 +375,7 @@ fn leaked(kind: CollectiveKind, reduce: ReduceOp, dtype: DType, i: usize, o: usi
         reduce,
         dtype,
         parts: SmallVec::from_elem((input, output), 1),
-        pushed: None,
+        rows: None,
         crash: false,
     }
 }
@@ -433,7 +476,7 @@ fn impossible_calls_are_errors_on_every_rank() {
             reduce: ReduceOp::Sum,
             dtype: DType::F32,
             parts: SmallVec::from_elem((at(i, 64), at(o, 64)), 1),
-            pushed: None,
+            rows: None,
             crash: false,
         }
     };

@@ -45,8 +45,8 @@ impl Offsets {
                 .map(|c| {
                     let part =
                         |p: &shardlab_plan::ir::Part| Ok((shift(&p.input)?, shift(&p.output)?));
-                    let choices = c.sent.map(|s| shift(&s.choices).map(|at| (at, at)));
-                    c.parts.iter().map(part).chain(choices).collect()
+                    let by = c.sent.as_ref().map(|s| &s.by);
+                    c.parts.iter().chain(by).map(part).collect()
                 })
                 .collect::<Result<_, _>>()?,
             copies: program

@@ -1,7 +1,7 @@
 //! Vector-Jacobian products. Those of views are here, those of kernels in `ops`.
 
 use crate::graph::{Act, Graph, Op, Peers, ValueId, View};
-use crate::ir::{CollectiveKind, ModelCollective, OpKind, Real, op};
+use crate::ir::{CollectiveKind, ModelCollective, OpKind, Real, SelectedRows, op};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
 
@@ -92,6 +92,10 @@ fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> V
         CollectiveKind::PeerPush => {
             return g.peer_sum(peers(c, [1, 2, 3].map(|n| op.inputs[n])), dy);
         }
+        // Gradients of counted rows travel in the other direction.
+        CollectiveKind::AllToAll if c.rows.is_some() => {
+            return g.exchange_counted(c, dy, [op.inputs[2], op.inputs[1]]);
+        }
         CollectiveKind::AllGather => CollectiveKind::ReduceScatter,
         CollectiveKind::ReduceScatter => CollectiveKind::AllGather,
         CollectiveKind::AllToAll => CollectiveKind::AllToAll,
@@ -103,7 +107,9 @@ fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> V
 /// Returns how rows were pushed, from the sent choices, the received choices, and the places of the
 /// results.
 fn peers(c: ModelCollective, [sent, got, position]: [ValueId; 3]) -> Peers {
-    let pushed = c.pushed.expect("collectives that push rows say which");
+    let Some(SelectedRows::Pushed(pushed)) = c.rows else {
+        unreachable!("collectives that push rows say which");
+    };
     Peers {
         axis: c.axis,
         pushed,

@@ -10,7 +10,7 @@ use super::state::{Reduced, at_rest};
 use super::walk::{Walk, Work};
 use crate::ir::{
     Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Kernel, KernelClass, OpKind,
-    Pieces, Role, ShardOp,
+    Pieces, Role, SelectedRows, SentRows, ShardOp,
 };
 use crate::program::{Op, Phase, Rule};
 
@@ -160,8 +160,14 @@ impl Walk<'_> {
         }
         if let Some(sent) = c.sent {
             let mut unused = Inputs::NONE;
-            self.read(work, sent.choices, &mut unused);
-            self.windows(work, c);
+            self.read(work, sent.by.input, &mut unused);
+            match sent.of {
+                SelectedRows::Pushed(_) => self.windows(work, c),
+                SelectedRows::Counted(_) => {
+                    self.read(work, sent.by.output, &mut unused);
+                    self.counts(work, sent);
+                }
+            }
         }
         // Parts run as a single launch, so all inputs are read before any output may be reused.
         let mut inputs: smallvec::SmallVec<[Inputs; 4]> = smallvec::SmallVec::new();
@@ -192,6 +198,32 @@ impl Walk<'_> {
 
     /// Checks that all ranks have passed a barrier since this rank last used the memory that others
     /// write to.
+    /// Checks that the host knows the numbers of rows when it launches their exchange, and that no
+    /// replay repeats them.
+    fn counts(&mut self, work: &Work, sent: SentRows) {
+        self.sink.fact(RuleId::HostCounts, 1);
+        if self.order.captures() {
+            self.violate(RuleId::HostCounts, work.id, None, || {
+                "a replay of the captured scope exchanges as many rows as the first pass".into()
+            });
+        }
+        for counts in [sent.by.input, sent.by.output] {
+            let cell = &mut self.cells[counts.buffer.index()];
+            let range = cell.split(counts.offset, counts.offset + counts.bytes);
+            let mut writers = cell.segments[range].iter().map(|s| s.writer);
+            let Some(writer) = writers.find(|w| !self.order.host_is_after(*w)) else {
+                continue;
+            };
+            let other = (writer.at != 0).then(|| self.id_at(writer.at));
+            self.violate(RuleId::HostCounts, work.id, other, || {
+                format!(
+                    "the host reads {} without a wait for the work that writes it",
+                    describe::range(self.p, counts)
+                )
+            });
+        }
+    }
+
     fn windows(&mut self, work: &Work, c: &Collective) {
         let passed = self.barriers[c.comm.index()];
         for window in c.parts.iter().map(|part| part.output) {

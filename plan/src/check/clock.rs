@@ -199,6 +199,11 @@ impl Order {
         &self.lanes[lane]
     }
 
+    /// Returns whether the host knows that a use is done.
+    pub(super) fn host_is_after(&self, u: Use) -> bool {
+        self.host.after(u)
+    }
+
     /// Returns the first of many uses (the last of each lane) that neither a lane nor the host
     /// knows to be done.
     pub(super) fn open(&self, lane: usize, uses: &Times) -> Option<Use> {
@@ -275,6 +280,11 @@ impl Order {
         self.scopes += 1;
         self.scope = self.scopes;
         self.captured = 1 << COMPUTE.index();
+    }
+
+    /// Returns whether a scope is being captured.
+    pub(super) const fn captures(&self) -> bool {
+        self.scope != 0
     }
 
     /// Returns whether a stream's work is captured at this point. Outside of scopes this is always

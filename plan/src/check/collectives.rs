@@ -4,7 +4,8 @@ use super::describe;
 use super::report::{Report, Sink};
 use super::rules::RuleId;
 use crate::ir::{
-    Access, AxisId, Collective, CollectiveId, CollectiveKind, InstrId, ReduceOp, SentRows,
+    Access, AxisId, Collective, CollectiveId, CollectiveKind, InstrId, ReduceOp, SelectedRows,
+    SentRows,
 };
 use crate::program::{Op, Program, Section};
 
@@ -61,13 +62,24 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             });
         }
         let row = |s: &SentRows| {
-            full.is_multiple_of(s.of.rows) && s.choices.bytes.is_multiple_of(s.of.rows)
+            let rows = s.of.rows();
+            let by = s.by.input.bytes;
+            full.is_multiple_of(rows)
+                && match s.of {
+                    SelectedRows::Pushed(_) => by.is_multiple_of(rows),
+                    SelectedRows::Counted(_) => {
+                        rows.is_multiple_of(size)
+                            && by.is_multiple_of(8 * size)
+                            && by == s.by.output.bytes
+                    }
+                }
         };
         if !c.sent.as_ref().is_none_or(row) {
             bad(p, sink, RuleId::Collective, instr, || {
                 format!(
-                    "{full} bytes are not the rows that the choices of {} name",
-                    describe::range(p, part.input)
+                    "{full} bytes are not the rows that {} selects",
+                    c.sent
+                        .map_or_else(String::new, |s| describe::range(p, s.by.input))
                 )
             });
         }

@@ -4,7 +4,8 @@ use super::clock::MAX_STREAMS;
 use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{
-    Access, Buffer, CollectiveKind, Holds, InstrId, Kernel, Place, Role, Slot, strides,
+    Access, Buffer, CollectiveKind, Holds, InstrId, Kernel, Place, Role, SelectedRows, Slot,
+    strides,
 };
 use crate::program::{Op, Program, StreamKind};
 
@@ -152,16 +153,18 @@ fn tables(p: &Program, sink: &mut Sink) {
                 c.comm.0
             ));
         }
-        if c.sent.is_some() != c.kind.pushes() {
+        let selects = match c.sent.map(|s| s.of) {
+            None => !c.kind.pushes(),
+            Some(SelectedRows::Pushed(_)) => c.kind.pushes(),
+            Some(SelectedRows::Counted(_)) => c.kind == CollectiveKind::AllToAll,
+        };
+        if !selects {
             bad(format!(
-                "collective {i}: {} without choices, or another kind with them",
+                "collective {i}: {} without choices of rows, or another kind with them",
                 c.kind.name()
             ));
         }
-        if let Some(what) = c.sent.and_then(|s| access(p, s.choices)) {
-            bad(format!("collective {i}: {what}"));
-        }
-        for part in &c.parts {
+        for part in c.parts.iter().chain(c.sent.as_ref().map(|s| &s.by)) {
             if let Some(what) = access(p, part.input).or_else(|| access(p, part.output)) {
                 bad(format!("collective {i}: {what}"));
             }

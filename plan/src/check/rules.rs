@@ -228,6 +228,9 @@ rules! {
     Window = "MOE-WINDOW", Order, Error,
         "windows are written only behind a barrier after their last use",
         "DeepEP #621, mori #80 and #93: symmetric buffers written again before peers had read them";
+    HostCounts = "MOE-COUNTS", Order, Error,
+        "the host waits for the numbers of rows before it exchanges rows",
+        "lmdeploy #3370: an asynchronous copy of split sizes to the host, read without a wait";
     Float8Scale = "FP8-SCALE", State, Error,
         "8-bit factors are read with the scale that they were cast with",
         "TransformerEngine #1047, #2119, #659, #1723: scales of another micro-batch, or overwritten before backward; #1648: transposed codes dropped before backward";

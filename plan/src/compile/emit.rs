@@ -456,8 +456,10 @@ impl Emitter<'_> {
 
     fn collective(&mut self, op: &Op, collective: ModelCollective, out: &mut Vec<TapeOp>) {
         let operands = self.tape.operands.len() as u32;
-        let choices = collective.pushed.map(|_| op.inputs[1]);
-        for v in [op.inputs[0], op.outputs[0]].into_iter().chain(choices) {
+        // What selects the rows follows what is sent.
+        let by = 1..collective.operands() as usize - 1;
+        let ends = [op.inputs[0], op.outputs[0]].into_iter();
+        for v in ends.chain(op.inputs[by].iter().copied()) {
             self.operand(touch(self.g.value(v)).0);
         }
         let dtype = self.g.value(op.inputs[0]).dtype;

@@ -56,8 +56,8 @@ pub enum TapeOp {
         collective: ModelCollective,
         /// Element type.
         dtype: DType,
-        /// The operand that is sent; the one that is received follows it, and the choices of rows
-        /// that are pushed.
+        /// The operand that is sent; the one that is received follows it, and what selects the rows
+        /// that move.
         operands: u32,
     },
     /// The host waits until all kernels before have been done.

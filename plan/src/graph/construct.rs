@@ -4,7 +4,7 @@ use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
 use crate::ir::{
     AxisId, CollectiveKind, Const, ConstId, DType, Indexing, ModelCollective, ModuleId, OpKind,
-    PushedRows, Real, Shape, op, strides,
+    PushedRows, Real, SelectedRows, Shape, op, strides,
 };
 use smallvec::SmallVec;
 
@@ -33,7 +33,7 @@ impl Peers {
         ModelCollective {
             kind,
             axis: self.axis,
-            pushed: Some(self.pushed),
+            rows: Some(SelectedRows::Pushed(self.pushed)),
         }
     }
 }
@@ -366,6 +366,23 @@ impl Graph {
             self.dispatches(FUNCTIONAL_BACKWARD_CALLS);
         } else if rg {
             self.dispatches(FUNCTIONAL_CALLS);
+        }
+        out
+    }
+
+    /// Exchanges the rows that `sent` and `received`, `[ranks, n]`, count, see
+    /// [`SentRows::by`](crate::ir::SentRows::by). Rows that were not sent to this rank stay
+    /// uninitialized.
+    pub(crate) fn exchange_counted(
+        &mut self,
+        collective: ModelCollective,
+        v: ValueId,
+        [sent, received]: [ValueId; 2],
+    ) -> ValueId {
+        let shape = self.value(v).shape.clone();
+        let out = self.collective(collective, v, &shape);
+        if let Some(op) = self.ops.last_mut() {
+            op.inputs.extend([sent, received]);
         }
         out
     }

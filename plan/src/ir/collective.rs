@@ -15,7 +15,7 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// Reduces to all.
     AllReduce,
-    /// Exchanges equal parts.
+    /// Exchanges equal parts, or the rows of each part that [`SentRows`] counts.
     AllToAll,
     // Last, because digests of programs depend on the order.
     /// Sends each row of a matrix to the ranks that [`SentRows`] selects. The result has the rows
@@ -65,8 +65,8 @@ pub struct ModelCollective {
     pub kind: CollectiveKind,
     /// Axis.
     pub axis: AxisId,
-    /// Rows that it pushes, if it does not move all data.
-    pub pushed: Option<PushedRows>,
+    /// Rows that it moves, if it does not move all data.
+    pub rows: Option<SelectedRows>,
 }
 
 impl ModelCollective {
@@ -76,15 +76,18 @@ impl ModelCollective {
         Self {
             kind,
             axis,
-            pushed: None,
+            rows: None,
         }
     }
 
-    /// Returns the number of operands on the tape: what is sent, what is received, and the choices
-    /// that select rows.
+    /// Returns the number of operands on the tape: what is sent, what is received, and what selects
+    /// the rows.
     #[must_use]
     pub const fn operands(self) -> u32 {
-        if self.pushed.is_some() { 3 } else { 2 }
+        match self.rows {
+            None => 2,
+            Some(rows) => 2 + rows.operands(),
+        }
     }
 
     /// Whether selective recompute saves the result instead of communicating again, as PyTorch's
@@ -149,13 +152,74 @@ const fn is_zero(rows: &u64) -> bool {
     *rows == 0
 }
 
-/// Rows that a collective pushes, and the choices that select them.
+/// The rows that an all-to-all moves: the first ones of each rank's block, as many as were counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct CountedRows {
+    /// Rows of all blocks. All blocks have the same size.
+    pub rows: u64,
+    /// Number of these rows that the busiest rank is expected to receive.
+    pub expected: u64,
+}
+
+/// The rows that a collective moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(untagged)]
+pub enum SelectedRows {
+    /// Those for which an expert of a rank was chosen.
+    Pushed(PushedRows),
+    /// Those that were counted. The host reads the counts before the launch.
+    Counted(CountedRows),
+}
+
+impl SelectedRows {
+    /// Returns the number of rows of all ranks.
+    #[must_use]
+    pub const fn rows(self) -> u64 {
+        match self {
+            Self::Pushed(of) => of.rows,
+            Self::Counted(of) => of.rows,
+        }
+    }
+
+    /// Returns the number of rows that the busiest rank is expected to receive.
+    #[must_use]
+    pub const fn expected(self) -> u64 {
+        match self {
+            Self::Pushed(of) => of.expected,
+            Self::Counted(of) => of.expected,
+        }
+    }
+
+    /// Returns the number of rows that a rank is expected to receive from other nodes, see
+    /// [`PushedRows::over_network`].
+    #[must_use]
+    pub const fn over_network(self) -> u64 {
+        match self {
+            Self::Pushed(of) => of.over_network,
+            Self::Counted(_) => 0,
+        }
+    }
+
+    /// Returns the number of operands that select rows: choices, or the counts of sent and received
+    /// rows.
+    const fn operands(self) -> u32 {
+        match self {
+            Self::Pushed(_) => 1,
+            Self::Counted(_) => 2,
+        }
+    }
+}
+
+/// Rows that a collective moves, and what selects them. Its data are only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SentRows {
-    /// `[rows, k]` 64-bit integers: a block of rows for each rank, in the order of ranks.
-    pub choices: Access,
+    /// 64-bit integers. For pushed rows, both sides are the choices, `[rows, k]`: a block of rows
+    /// for each rank, in the order of ranks. For counted rows, they are the numbers of sent and of
+    /// received rows, `[ranks, n]`: the rows of a rank's block are the sum of its `n` numbers, at
+    /// most all of them.
+    pub by: Part,
     /// Rows.
-    pub of: PushedRows,
+    pub of: SelectedRows,
 }
 
 /// A collective launch.
@@ -183,7 +247,7 @@ impl Collective {
     #[must_use]
     pub fn expected_bytes(&self) -> u64 {
         self.sent
-            .map_or(self.bytes.0, |s| self.bytes_of(&s.of, s.of.expected))
+            .map_or(self.bytes.0, |s| self.bytes_of(s.of, s.of.expected()))
     }
 
     /// Returns the number of bytes of pushed rows that a rank is expected to receive from other
@@ -191,13 +255,13 @@ impl Collective {
     #[must_use]
     pub fn network_bytes(&self) -> u64 {
         self.sent
-            .map_or(0, |s| self.bytes_of(&s.of, s.of.over_network))
+            .map_or(0, |s| self.bytes_of(s.of, s.of.over_network()))
     }
 
     /// Returns the number of bytes of `rows` of all rows.
-    fn bytes_of(&self, of: &PushedRows, rows: u64) -> u64 {
+    fn bytes_of(&self, of: SelectedRows, rows: u64) -> u64 {
         let share = u128::from(self.bytes.0) * u128::from(rows);
-        (share / u128::from(of.rows.max(1))) as u64
+        (share / u128::from(of.rows().max(1))) as u64
     }
 
     /// Returns whether all parts leave each rank's own payload in place, so that nothing is copied

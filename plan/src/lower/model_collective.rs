@@ -56,13 +56,14 @@ pub(crate) struct InFlight {
     unused: Vec<BufferId>,
 }
 
-/// The buffers that a collective sends and receives, and the choices that determine the rows.
+/// The buffers that a collective sends and receives, and those that select the rows.
 type Operands = (Part, Option<SentRows>);
 
 /// Returns the buffers of operands.
 fn buffers((part, sent): &Operands) -> impl Iterator<Item = BufferId> {
     let ends = [part.input.buffer, part.output.buffer];
-    ends.into_iter().chain(sent.map(|s| s.choices.buffer))
+    let by = sent.map(|s| [s.by.input.buffer, s.by.output.buffer]);
+    ends.into_iter().chain(by.into_iter().flatten())
 }
 
 /// Returns the buffer that a collective writes.

@@ -699,8 +699,12 @@ impl<'c, 'a> Walk<'c, 'a> {
             input: self.resolve(&input),
             output: self.resolve(&output),
         };
-        let sent = collective.pushed.map(|of| SentRows {
-            choices: self.resolve(&tape.operands[operands as usize + 2]),
+        let end = operands + collective.operands() - 1;
+        let sent = collective.rows.map(|of| SentRows {
+            by: Part {
+                input: self.resolve(&tape.operands[operands as usize + 2]),
+                output: self.resolve(&tape.operands[end as usize]),
+            },
             of,
         });
         let what = (collective, dtype);

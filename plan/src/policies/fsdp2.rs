@@ -294,6 +294,11 @@ impl Lifecycle for Fsdp2 {
     fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         let rule = out.inputs.scenario.fsdp.prefetch_backward;
         self.require(out, unit, rule);
+        // A reentrant checkpoint runs forward before the hook of the unit's backward, after which
+        // forward hooks would do nothing (`_pre_forward`).
+        if out.inputs.scenario.train.use_reentrant {
+            self.prefetch_again(out, unit);
+        }
     }
 
     fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {

@@ -68,4 +68,5 @@ rules! {
     Offload = "offload", "Data are copied between device and host.";
     Validate = "validate", "Validation forward.";
     ModelCollective = "model-collective", "Activations are exchanged along an axis of the mesh (tensor parallelism); computation waits where it first touches them.";
+    RecomputePrefetch = "recompute-prefetch", "Forward hooks of a reentrant recompute prefetch units, which backward frees unused.";
 }

@@ -118,14 +118,18 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
                 })
                 .collect();
             let sent = c.sent.map_or_else(String::new, |s| {
-                let choices = access(program, &s.choices);
-                let network = match s.of.over_network {
+                let by = match (access(program, &s.by.input), access(program, &s.by.output)) {
+                    (sent, received) if sent == received => sent,
+                    (sent, received) => format!("{sent} -> {received}"),
+                };
+                let network = match s.of.over_network() {
                     0 => String::new(),
                     rows => format!(", {rows} over the network"),
                 };
                 format!(
-                    ", rows by {choices}, {} of {}{network}",
-                    s.of.expected, s.of.rows
+                    ", rows by {by}, {} of {}{network}",
+                    s.of.expected(),
+                    s.of.rows()
                 )
             });
             format!(

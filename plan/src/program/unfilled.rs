@@ -87,7 +87,7 @@ impl Program {
                 Op::Collective { id, .. } => {
                     let c = &self.collectives[id.index()];
                     for (n, part) in c.parts.iter().enumerate() {
-                        let is = c.kind.pushes() || ragged.contains(&start(&part.input));
+                        let is = c.sent.is_some() || ragged.contains(&start(&part.input));
                         set(&mut ragged, &part.output, is);
                         if is || self.is_packed(part.output.buffer) {
                             found.insert(i, n, is);

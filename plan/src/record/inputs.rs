@@ -110,19 +110,15 @@ fn buffers(program: &Program, instr: InstrId, side: Side) -> impl Iterator<Item 
         _ => (Default::default(), None),
     };
     let parts = parts.iter().map(move |p| side.of(p.input, p.output));
-    // Which rows are pushed.
-    let choices = match *op {
-        Op::Collective { id, .. } => program.collectives[id.index()].sent.map(|s| s.choices),
+    // What selects the rows that move.
+    let by = match *op {
+        Op::Collective { id, .. } => program.collectives[id.index()].sent.map(|s| s.by),
         _ => None,
     };
-    let choices = side.of(choices, None);
+    let by = by.map(|by| [by.input, by.output]).into_iter().flatten();
+    let by = by.filter(move |_| matches!(side, Side::Read));
     let copy = copy.into_iter().map(move |c| side.of(c.from, c.to));
-    let all = accesses
-        .iter()
-        .copied()
-        .chain(parts)
-        .chain(choices)
-        .chain(copy);
+    let all = accesses.iter().copied().chain(parts).chain(by).chain(copy);
     let upload = side.of(None, program.upload(instr));
     all.map(|a| a.buffer).chain(upload)
 }

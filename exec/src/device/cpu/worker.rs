@@ -165,7 +165,7 @@ impl Worker {
                     reduce: c.reduce,
                     dtype: c.dtype,
                     parts: parts.clone(),
-                    pushed: c.sent.map(|s| s.of),
+                    rows: c.sent.map(|s| s.of),
                     crash,
                 };
                 // SAFETY: the interpreter's contract for ranges, for all of its ranks.

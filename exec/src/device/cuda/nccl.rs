@@ -11,19 +11,21 @@ mod init_timeout;
 pub(super) use init_timeout::InitTimeout;
 
 use super::collectives::Collectives;
-use super::driver::RawStream;
+use super::driver::{RawStream, check};
 use super::memory::Piece;
 use crate::base::abort::{Abort, lock};
 use crate::base::element;
 use crate::base::operand::RawRange;
 use crate::base::options::Registration as Mode;
+use crate::comm;
 use crate::process::ProcessGroup;
+use cudarc::driver::sys;
 use nccl_rs::{
-    Communicator, Config, CtaPolicy, Nccl, PreMulSum, RedOp, Registration, Search, Stream,
+    Communicator, Config, CtaPolicy, Nccl, PreMulSum, RedOp, Registration, Search, Splits, Stream,
     UniqueId, Watch, Window, WindowKind,
 };
 use shardlab_plan::Program;
-use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, ReduceOp};
+use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, ReduceOp, SelectedRows};
 use shardlab_plan::program::Communicator as PlanComm;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
@@ -152,12 +154,12 @@ impl NcclCollectives {
     fn call<T>(
         &mut self,
         id: CollectiveId,
-        parts: &[(RawRange, RawRange)],
+        all: &[(RawRange, RawRange)],
         stream: RawStream,
         calls: impl FnOnce(&Nccl, &dyn Fn(&(RawRange, RawRange)) -> Called) -> Result<T, nccl_rs::Error>,
     ) -> Result<T, String> {
         let c = &self.program.collectives[id.index()];
-        let parts = moved(c, parts);
+        let parts = moved(c, all);
         let Some(member) = &self.members[c.comm.index()] else {
             return Err(format!(
                 "communicator {} has not been initialized",
@@ -168,11 +170,12 @@ impl NcclCollectives {
             check::parts(c.kind, c.dtype, member.position, member.size, parts)?;
             self.checked[id.index()] = true;
         }
+        let splits = splits(c, all, member.size)?;
         let stream = Stream(stream.0.cast());
         let one = |part: &(RawRange, RawRange)| {
             // SAFETY: the interpreter's contract for ranges that it submits; the stream is the
             // device's; lengths have been checked against the kind.
-            unsafe { member.part(c, part, stream) }
+            unsafe { member.part(c, part, splits.as_ref(), stream) }
         };
         calls(&self.nccl, &one).map_err(|e| {
             format!(
@@ -262,7 +265,46 @@ impl NcclCollectives {
     }
 }
 
-/// Returns the parts whose data moves: all except the choices of rows, which come last.
+/// Returns the numbers of elements that a collective with counted rows moves, from the counts on
+/// the device. The host has waited for these.
+fn splits(
+    c: &Collective,
+    parts: &[(RawRange, RawRange)],
+    ranks: usize,
+) -> Result<Option<Splits>, String> {
+    let (Some(SelectedRows::Counted(of)), &[(data, _), (sent, received)]) =
+        (c.sent.map(|s| s.of), parts)
+    else {
+        return Ok(None);
+    };
+    let width = data.bytes / of.rows as usize / c.dtype.size() as usize;
+    let elements = |counts| -> Result<Vec<usize>, String> {
+        let counted = comm::counted(&read(counts)?, ranks, of);
+        Ok(counted.iter().map(|rows| *rows as usize * width).collect())
+    };
+    Ok(Some(Splits {
+        block: of.rows as usize / ranks * width,
+        sent: elements(sent)?,
+        received: elements(received)?,
+    }))
+}
+
+/// Copies a small range to the host, without a wait for any stream.
+fn read(range: RawRange) -> Result<Vec<u8>, String> {
+    let mut data = vec![0; range.bytes];
+    // SAFETY: by the interpreter's contract, the range is live device memory; the buffer has its
+    // length.
+    let read = check("cuMemcpyDtoH", unsafe {
+        sys::cuMemcpyDtoH_v2(
+            data.as_mut_ptr().cast(),
+            range.ptr.addr() as u64,
+            range.bytes,
+        )
+    });
+    read.map(|()| data).map_err(|e| e.to_string())
+}
+
+/// Returns the parts whose data moves: all except what selects rows, which comes last.
 fn moved<'a>(c: &Collective, parts: &'a [(RawRange, RawRange)]) -> &'a [(RawRange, RawRange)] {
     &parts[..parts.len() - usize::from(c.sent.is_some())]
 }
@@ -282,8 +324,8 @@ impl Collectives for NcclCollectives {
         parts: &[(RawRange, RawRange)],
         stream: RawStream,
     ) -> Result<(), String> {
-        let parts = moved(&self.program.collectives[id.index()], parts);
-        self.call(id, parts, stream, |nccl, one| match parts {
+        let moved = moved(&self.program.collectives[id.index()], parts);
+        self.call(id, parts, stream, |nccl, one| match moved {
             [] => Ok(()),
             [part] => one(part),
             many => nccl.group(|| many.iter().try_for_each(one)),
@@ -308,8 +350,9 @@ impl Collectives for NcclCollectives {
         if unknown {
             return Ok(None);
         }
+        let moved = moved(c, parts);
         self.call(id, parts, stream, |nccl, one| {
-            nccl.simulate(|| parts.iter().try_for_each(one))
+            nccl.simulate(|| moved.iter().try_for_each(one))
         })
     }
 
@@ -497,6 +540,7 @@ impl Member {
         &self,
         c: &Collective,
         (input, output): &(RawRange, RawRange),
+        splits: Option<&Splits>,
         stream: Stream,
     ) -> Result<(), nccl_rs::Error> {
         let (dtype, element) = (element::cuda(c.dtype).nccl, c.dtype.size() as usize);
@@ -520,10 +564,13 @@ impl Member {
                     let count = input.bytes / element;
                     comm.all_reduce(from, to, count, dtype, self.op(c)?, stream)
                 }
-                CollectiveKind::AllToAll | CollectiveKind::PeerReturn => {
-                    let count = input.bytes / element / self.size;
-                    comm.all_to_all(from, to, count, dtype, stream)
-                }
+                CollectiveKind::AllToAll | CollectiveKind::PeerReturn => match splits {
+                    None => {
+                        let count = input.bytes / element / self.size;
+                        comm.all_to_all(from, to, count, dtype, stream)
+                    }
+                    Some(splits) => comm.all_to_all_v(from, to, splits, dtype, stream),
+                },
                 // Its collectives wait for all ranks anyway.
                 CollectiveKind::Barrier => Ok(()),
             }

@@ -30,7 +30,7 @@ use crate::process::ProcessGroup;
 use agreement::{Agreement, Refusal};
 use connect::{Connected, connect};
 use kernels::{MOST, Rows};
-use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, StreamId};
+use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, SelectedRows, StreamId};
 use shardlab_plan::program::{Op, Program};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -159,19 +159,20 @@ fn rows(
     parts: &[(RawRange, RawRange)],
     windows: &Windows,
 ) -> Result<Option<Rows>, String> {
-    let (Some(sent), &[(from, window), (choices, _)]) = (&c.sent, parts) else {
+    let of = c.sent.map(|sent| sent.of);
+    let (Some(SelectedRows::Pushed(sent)), &[(from, window), (choices, _)]) = (of, parts) else {
         return Err(format!(
             "{} has {} parts, not 2",
             c.kind.name(),
             parts.len()
         ));
     };
-    let (all, ranks) = (sent.of.rows.max(1), u64::from(ranks));
+    let (all, ranks) = (sent.rows.max(1), u64::from(ranks));
     let (tokens, width) = (all / ranks, window.bytes as u64 / all);
     let k = choices.bytes as u64 / 8 / all;
     let back = c.kind == CollectiveKind::PeerReturn;
     let sources = if back { all } else { tokens };
-    let whole = tokens * ranks == sent.of.rows
+    let whole = tokens * ranks == sent.rows
         && window.bytes as u64 == all * width
         && from.bytes as u64 == sources * width
         && choices.bytes as u64 == all * k * 8;
@@ -183,7 +184,7 @@ fn rows(
             c.kind.name(),
             window.bytes,
             from.bytes,
-            sent.of.rows,
+            sent.rows,
             choices.bytes
         ));
     };
@@ -199,7 +200,7 @@ fn rows(
         to,
         from: address(&from),
         choices: address(&choices),
-        experts: sent.of.experts,
+        experts: sent.experts,
         tokens,
         k,
         width,

@@ -5,7 +5,7 @@ use crate::base::operand::RawRange;
 use crate::device::{Command, Device, FailureKind, Stop};
 use crate::engine::pass::{Issued, PassInputs};
 use shardlab_plan::ir::{
-    BufferId, CollectiveId, ConstId, CopyId, EventId, Holds, InstrId, KernelId, Part, StreamId,
+    BufferId, CollectiveId, ConstId, CopyId, EventId, Holds, InstrId, KernelId, StreamId,
 };
 use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{Instr, Op, Program, SectionKind};
@@ -98,12 +98,9 @@ impl<D: Device> Rank<D> {
     ) -> Result<(), Stop> {
         let collective = &program.collectives[c.index()];
         let mut parts = SmallVec::with_capacity(collective.parts.len() + 1);
-        // The choices of rows travel as a part that is only read.
-        let choices = collective.sent.map(|s| Part {
-            input: s.choices,
-            output: s.choices,
-        });
-        let all = collective.parts.iter().copied().chain(choices);
+        // What selects rows is a part that is only read.
+        let by = collective.sent.map(|s| s.by);
+        let all = collective.parts.iter().copied().chain(by);
         for (n, part) in all.enumerate() {
             let (from, to) = self.offsets.parts[c.index()][n];
             self.first_use(id, part.input.buffer, stream)?;

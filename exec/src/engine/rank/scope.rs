@@ -135,13 +135,9 @@ fn each_buffer(program: &Program, op: &Op, mut f: impl FnMut(BufferId)) {
             .for_each(|a| f(a.buffer)),
         Op::Collective { id, .. } => {
             let c = &program.collectives[id.index()];
-            for p in &c.parts {
+            for p in c.parts.iter().chain(c.sent.as_ref().map(|s| &s.by)) {
                 f(p.input.buffer);
                 f(p.output.buffer);
-            }
-            // Choices are a part, too.
-            for choices in c.sent.iter().flat_map(|s| [s.choices, s.choices]) {
-                f(choices.buffer);
             }
         }
         Op::Copy { id, .. } => {

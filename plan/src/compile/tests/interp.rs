@@ -2,7 +2,7 @@
 //! the tape prescribes. Fresh storages hold NaN, so that a read before a write shows.
 
 use super::*;
-use crate::ir::PushedRows;
+use crate::ir::{PushedRows, SelectedRows};
 
 /// Deterministic numbers in (-1, 1).
 pub(super) struct Rng(pub(super) u64);
@@ -116,14 +116,17 @@ fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
             .iter()
             .map(|m| m.read(&m.t.operands[from], size))
             .collect();
-        if let Some(of) = collective.pushed {
-            push(
-                ranks,
-                (collective.kind, of),
-                (operands as usize, size),
-                &sent,
-            );
-            continue;
+        let at = (operands as usize, size);
+        match collective.rows {
+            Some(SelectedRows::Pushed(of)) => {
+                push(ranks, (collective.kind, of), at, &sent);
+                continue;
+            }
+            Some(SelectedRows::Counted(of)) => {
+                exchange_counted(ranks, of.rows as usize, at, &sent);
+                continue;
+            }
+            None => {}
         }
         let n = sent.len();
         let sum = |i: usize| sent.iter().map(|s| s[i]).sum::<f64>();
@@ -145,6 +148,42 @@ fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
             assert_eq!(to.bytes / size, got.len() as u64, "{collective:?}");
             m.write(&to, size, got, &made);
         }
+    }
+}
+
+/// Exchanges the first rows of each block, as many as the sender has counted; others stay as they
+/// were.
+fn exchange_counted(
+    ranks: &mut [Machine<'_>],
+    rows: usize,
+    (operands, size): (usize, u64),
+    sent: &[Vec<f64>],
+) {
+    let n = ranks.len();
+    let block = rows / n;
+    let counts = |m: &Machine<'_>, operand: usize, rank: usize| {
+        let all = m.read(&m.t.operands[operand], 8);
+        let of_rank = &all[rank * all.len() / n..(rank + 1) * all.len() / n];
+        (of_rank.iter().sum::<f64>() as usize).min(block)
+    };
+    let of_pairs = |operand: usize| -> Vec<Vec<usize>> {
+        let of = |m| (0..n).map(|rank| counts(m, operand, rank)).collect();
+        ranks.iter().map(of).collect()
+    };
+    let (sends, receives) = (of_pairs(operands + 2), of_pairs(operands + 3));
+    for (to, m) in ranks.iter_mut().enumerate() {
+        let at = m.t.operands[operands + 1];
+        let mut got = m.read(&at, size);
+        let width = got.len() / rows;
+        let mut made = vec![false; got.len()];
+        for (from, sent) in sent.iter().enumerate() {
+            assert_eq!(sends[from][to], receives[to][from]);
+            let elements = sends[from][to] * width;
+            let (source, place) = (to * block * width, from * block * width);
+            got[place..][..elements].copy_from_slice(&sent[source..][..elements]);
+            made[place..][..elements].fill(true);
+        }
+        m.write(&at, size, got, &made);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Order, events and lifetimes of policy `fsdp2`, as in `torch.distributed.fsdp` 2.11.
 
 use super::find::{checked, collectives, frees, kernels, output, recorded, stream, waits};
-use super::steady;
+use super::{collective, steady};
 use crate::ir::{
     COMPUTE, CollectiveKind, CopyKind, DType, EventId, Holds, KernelClass, Pool, Real, ReduceOp,
     Role, ShardOp, StreamId,
@@ -44,6 +44,35 @@ fn only_the_end_of_backward_waits_for_all_reduces() {
             assert_eq!(steady(&p)[at].phase, Phase::Final, "{sets:?}");
         }
     }
+}
+
+/// NeMo Automodel #3373: backward of four blocks has seven gathers instead of four, in torch 2.11,
+/// if blocks prefetch the next ones in forward and their checkpoints are reentrant. What it gathers
+/// again is held until the end of backward.
+#[test]
+fn reentrant_recompute_gathers_prefetched_units_again() {
+    let blocks = ["train.recompute=full", "model.layers=4", "fsdp.units=block"];
+    let backward = |more: &[&str]| -> (usize, usize) {
+        let p = fsdp2(&[&blocks[..], more].concat());
+        let in_backward = [Phase::Recompute, Phase::Backward];
+        let list = steady(&p).iter().enumerate();
+        let gathers = list.filter(|(_, i)| {
+            in_backward.contains(&i.phase) && collective(&p, i) == Some(CollectiveKind::AllGather)
+        });
+        let gathers: Vec<usize> = gathers.map(|(at, _)| at).collect();
+        let unused = gathers.iter().filter(|at| {
+            let (buffer, ..) = output(&p, **at);
+            let freed = frees(&p, buffer).into_iter().find(|free| free > *at);
+            freed.is_some_and(|free| steady(&p)[free].phase == Phase::Final)
+        });
+        (gathers.len(), unused.count())
+    };
+    let (ahead, reentrant) = ("fsdp.prefetch_forward=2", "train.use_reentrant=true");
+    assert_eq!(backward(&[ahead]), (4, 0));
+    assert_eq!(backward(&[reentrant]), (4, 0));
+    assert_eq!(backward(&[reentrant, "fsdp.prefetch_backward=2"]), (4, 0));
+    assert_eq!(backward(&[reentrant, ahead]), (7, 3));
+    assert_eq!(backward(&[reentrant, "fsdp.prefetch_forward=1"]), (7, 3));
 }
 
 /// Work after a reduce-scatter, on its own stream or another one, does not delay the next copy-in:

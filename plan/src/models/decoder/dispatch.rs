@@ -15,16 +15,16 @@
 //! - `padded`: a rank has a fixed number of places on each rank. An all-to-all sends one row per
 //!   choice there, with its weight and the number of its expert; another one returns results to the
 //!   same places, where each token adds up those of its choices.
-//! - `all_to_all`: the same rows, but ranks first exchange the numbers of used rows, and the host
-//!   waits for these numbers: jobs of PyTorch allocate and send only the used rows.
+//! - `all_to_all`: the same places, but ranks first exchange the numbers of used rows, the host
+//!   reads these numbers, and only used rows are sent. (Jobs of PyTorch also allocate only these.)
 //!
-//! All sizes are static, and collectives have the same size on all ranks.
+//! All sizes are static, and the buffers of collectives have the same size on all ranks.
 
 use crate::config::{Dispatcher, Moe, Overflow};
 use crate::graph::{Peers, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, DeviceMesh, Indexing, ModelCollective, ModuleId, MoeStage, OpKind,
-    PushedRows, RowLimit, op,
+    AxisId, CollectiveKind, CountedRows, DeviceMesh, Indexing, ModelCollective, ModuleId, MoeStage,
+    OpKind, PushedRows, RowLimit, SelectedRows, op,
 };
 use crate::models::build::Builder;
 
@@ -83,8 +83,31 @@ pub(super) struct Placed {
     pub(super) calls: u8,
 }
 
+/// The numbers of rows that each rank sends and receives.
+#[derive(Clone, Copy)]
+pub(super) struct Counts {
+    of: CountedRows,
+    /// Choices of this rank's tokens, by rank and expert, `[ranks, experts]`.
+    sent: ValueId,
+    /// Choices of all ranks, by rank and this rank's experts, `[ranks, experts]`.
+    received: ValueId,
+}
+
+impl Counts {
+    /// Returns the counts of rows that return.
+    const fn back(self) -> Self {
+        Self {
+            sent: self.received,
+            received: self.sent,
+            ..self
+        }
+    }
+}
+
 /// Rows of choices on the rank of their expert.
 pub(super) struct Got {
+    /// The numbers of rows, if the host has read them.
+    pub(super) counts: Option<Counts>,
     /// The experts, by the numbers that they have here.
     pub(super) ids: ValueId,
     /// The weights of the choices, if these travel.
@@ -101,7 +124,10 @@ enum Back {
     /// Partial sums are pushed back and added up.
     Peers(Peers),
     /// Rows return to their places, which `position`, `[tokens, k]`, has for each choice.
-    Places { position: ValueId },
+    Places {
+        position: ValueId,
+        counts: Option<Counts>,
+    },
 }
 
 /// Returns the number of the layer that a module belongs to.
@@ -346,15 +372,26 @@ impl Dispatch {
         weights: Option<ValueId>,
     ) -> Got {
         let mut sent = x;
-        if let Some(counts) = of.counts {
-            let got = self.all_to_all(b, counts);
-            sent = b.g.host_sizes(sent, got);
-            b.g.release(got);
+        let mut counts = None;
+        if let Some(of_choices) = of.counts {
+            let received = self.all_to_all(b, of_choices, None);
+            sent = b.g.host_sizes(sent, received);
+            b.g.release(received);
+            counts = (self.ranks > 1).then_some(Counts {
+                of: CountedRows {
+                    rows: of.rows,
+                    expected: of.used,
+                },
+                sent: of_choices,
+                received,
+            });
         }
         let got = Got {
-            ids: self.all_to_all(b, of.ids),
-            weights: weights.map(|weights| self.all_to_all(b, weights)),
-            x: self.all_to_all(b, sent),
+            counts,
+            // All of them: an empty place has the number -1.
+            ids: self.all_to_all(b, of.ids, None),
+            weights: weights.map(|weights| self.all_to_all(b, weights, counts)),
+            x: self.all_to_all(b, sent, counts),
         };
         if self.ranks > 1 {
             for v in [of.ids, sent].into_iter().chain(of.counts).chain(weights) {
@@ -364,20 +401,33 @@ impl Dispatch {
         got
     }
 
-    /// Returns rows to the places that they came from.
-    pub(super) fn return_rows(&self, b: &mut Builder<'_>, rows: ValueId) -> ValueId {
-        let back = self.all_to_all(b, rows);
+    /// Returns rows to the places that they came from. `counts` are those with which they came.
+    pub(super) fn return_rows(
+        &self,
+        b: &mut Builder<'_>,
+        rows: ValueId,
+        counts: Option<Counts>,
+    ) -> ValueId {
+        let back = self.all_to_all(b, rows, counts.map(Counts::back));
         if back != rows {
             b.g.release(rows);
         }
         back
     }
 
-    /// Exchanges rows between the ranks of all experts, if there are several.
-    fn all_to_all(&self, b: &mut Builder<'_>, v: ValueId) -> ValueId {
-        match self.ranks {
-            1 => v,
-            _ => self.exchange(b, CollectiveKind::AllToAll, v),
+    /// Exchanges rows between the ranks of all experts, if there are several: those that were
+    /// counted, or all places.
+    fn all_to_all(&self, b: &mut Builder<'_>, v: ValueId, counts: Option<Counts>) -> ValueId {
+        match counts {
+            _ if self.ranks == 1 => v,
+            None => self.exchange(b, CollectiveKind::AllToAll, v),
+            Some(counts) => {
+                let collective = ModelCollective {
+                    rows: Some(SelectedRows::Counted(counts.of)),
+                    ..ModelCollective::new(CollectiveKind::AllToAll, AxisId::EP)
+                };
+                b.g.exchange_counted(collective, v, [counts.sent, counts.received])
+            }
         }
     }
 
@@ -411,14 +461,17 @@ impl Dispatch {
             used: Some(placed.used),
             limit: None,
             calls: placed.calls,
-            back: Back::Places { position },
+            back: Back::Places {
+                position,
+                counts: got.counts,
+            },
         }
     }
 
     /// Returns the results of each token of this rank, from rows of `sent`: partial sums are added
     /// up in the order of ranks, single choices in the order of choices.
     pub(super) fn combine(&self, b: &mut Builder<'_>, sent: &Sent, y: ValueId) -> ValueId {
-        let (kind, position) = match sent.back {
+        let (back, position) = match sent.back {
             Back::None => return y,
             Back::Peers(peers) => {
                 let sum = b.g.peer_sum(peers, y);
@@ -427,13 +480,12 @@ impl Dispatch {
                 }
                 return sum;
             }
-            Back::Sums => (CollectiveKind::ReduceScatter, None),
-            Back::Places { position } => (CollectiveKind::AllToAll, Some(position)),
-        };
-        let back = self.exchange(b, kind, y);
-        b.g.release(y);
-        let Some(position) = position else {
-            return back;
+            Back::Sums => {
+                let sum = self.exchange(b, CollectiveKind::ReduceScatter, y);
+                b.g.release(y);
+                return sum;
+            }
+            Back::Places { position, counts } => (self.return_rows(b, y, counts), position),
         };
         let tokens = b.g.value(position).shape[0];
         let sum = b.unpermute(Indexing::Own, [back, position], tokens);

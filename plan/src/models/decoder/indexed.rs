@@ -87,7 +87,7 @@ impl Experts {
         let out = self.matmuls(b, &at, None);
         let y = b.unpermute(Indexing::Index, [out, place], rows);
         b.g.release(out);
-        let back = self.dispatch().return_rows(b, y);
+        let back = self.dispatch().return_rows(b, y, got.counts);
         let made = if before { back } else { weigh(b, back) };
         let y = b.unpermute(Indexing::IndexAdd, [made, position], tokens);
         for v in [

@@ -330,6 +330,17 @@ impl Fsdp2 {
         }
     }
 
+    /// Gathers the units that a unit prefetches in forward while its forward runs again. Their
+    /// backward is over, so nothing uses the gathered parameters before the end of backward.
+    pub(super) fn prefetch_again(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let order = &out.inputs.forward_uses;
+        let at = order.iter().rposition(|u| *u == unit);
+        let later = at.map_or(&[][..], |at| &order[at..]);
+        for next in prefetch_targets(out.inputs, later, (self.micro_batch, false), 0) {
+            self.unshard(out, next, Rule::RecomputePrefetch);
+        }
+    }
+
     /// Frees prefetched units that were not used (`finalize_backward`); see Note [Skipped blocks].
     pub(super) fn drop_untouched(&mut self, out: &mut Emitter<'_>) {
         for g in out.inputs.group_ids() {

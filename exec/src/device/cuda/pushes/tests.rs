@@ -46,8 +46,8 @@ fn a_push_is_rows_that_choices_name_and_windows_of_all_ranks() {
                     range(window, part.output.bytes),
                 ),
                 (
-                    range(0x3000, sent.choices.bytes),
-                    range(0x3000, sent.choices.bytes),
+                    range(0x3000, sent.by.input.bytes),
+                    range(0x3000, sent.by.input.bytes),
                 ),
             ]
         };
@@ -56,9 +56,9 @@ fn a_push_is_rows_that_choices_name_and_windows_of_all_ranks() {
             .unwrap();
         let back = c.kind == CollectiveKind::PeerReturn;
         assert_eq!(of.to[..3], [0x9000_0400, 0x1_0000_0400, 0]);
-        assert_eq!(u64::from(of.tokens) * 2, sent.of.rows);
+        assert_eq!(u64::from(of.tokens) * 2, sent.of.rows());
         assert_eq!(u64::from(of.tokens * of.width) * 2, part.output.bytes);
-        assert_eq!(u64::from(of.tokens * 2 * of.k) * 8, sent.choices.bytes);
+        assert_eq!(u64::from(of.tokens * 2 * of.k) * 8, sent.by.input.bytes);
         assert_eq!(
             (of.from, of.choices, of.back),
             (0x2000, 0x3000, u32::from(back))

@@ -171,7 +171,7 @@ fn rows_are_pushed_behind_barriers() {
     // Half of the pairs of top-2 choices among four experts are on both ranks.
     for c in p.collectives.iter().filter(|c| c.kind.pushes()) {
         let of = c.sent.expect("rows").of;
-        let share = of.expected as f64 / of.rows as f64;
+        let share = of.expected() as f64 / of.rows() as f64;
         let all = p.collectives.iter().filter(|c| c.sent.is_some());
         assert!(all.count() > 0 && (0.5..1.0).contains(&share), "{share}");
         assert!(c.expected_bytes() < c.bytes.0);
@@ -193,10 +193,11 @@ fn rows_cross_the_network_once_per_node() {
     assert_eq!(pushed.len(), 2 * 2 * 2);
     for c in &pushed {
         let sent = c.sent.expect("rows");
-        let (all, width) = (sent.of.rows, c.bytes.0 / sent.of.rows);
+        let (all, width) = (sent.of.rows(), c.bytes.0 / sent.of.rows());
         let of = |share: f64, rows: u64| (share * rows as f64).round() as u64;
         let (ranks, network) = (of(13.0 / 28.0, all), of(22.0 / 28.0, all / 4));
-        assert_eq!((sent.of.expected, sent.of.over_network), (ranks, network));
+        let found = (sent.of.expected(), sent.of.over_network());
+        assert_eq!(found, (ranks, network));
         assert_eq!(c.expected_bytes(), ranks * width);
         assert_eq!(c.network_bytes(), network * width);
     }
@@ -305,6 +306,64 @@ fn only_exchanged_counts_stop_the_host() {
     }
 }
 
+/// Without its wait, the host exchanges as many rows as there were in the previous step. An
+/// exchange in backward needs no wait of its own.
+#[test]
+fn the_host_reads_counts_before_they_have_arrived() {
+    for policy in POLICIES {
+        for set in [
+            &["moe.dispatcher=all_to_all"][..],
+            &["moe.dispatcher=all_to_all", "train.recompute=full"],
+        ] {
+            let p = experts(policy, set);
+            let waits = find(&p, |i| {
+                i.rule == Rule::Model && matches!(i.op, Op::HostWait(_))
+            });
+            assert!(!waits.is_empty(), "{policy}");
+            for missing in waits {
+                let mut q = p.clone();
+                drop(&mut q, missing);
+                let r = check(&q);
+                let first = r.of(RuleId::HostCounts).next();
+                let message = &first.unwrap_or_else(|| panic!("{policy} {set:?}")).message;
+                assert!(message.contains("without a wait"), "{message}");
+            }
+        }
+    }
+}
+
+/// Backward exchanges the same rows the other way: counts of sent and received rows are swapped.
+#[test]
+fn counted_rows_return_the_way_they_came() {
+    let p = experts(
+        "native",
+        &["moe.dispatcher=all_to_all", "moe.capacity_factor=2"],
+    );
+    let counted: Vec<_> = (p.collectives.iter())
+        .filter_map(|c| {
+            Some((
+                c,
+                c.sent
+                    .filter(|s| matches!(s.of, SelectedRows::Counted(_)))?,
+            ))
+        })
+        .collect();
+    let pairs: Vec<_> = (counted.iter())
+        .map(|(_, s)| [s.by.input.buffer, s.by.output.buffer])
+        .collect();
+    let of = |pair| pairs.iter().filter(|p| **p == pair).count();
+    for &[a, b] in &pairs {
+        assert_eq!(of([a, b]), of([b, a]));
+    }
+    for (c, sent) in &counted {
+        assert_eq!(c.kind, CollectiveKind::AllToAll);
+        // Twice the rows of a balanced load are reserved.
+        assert_eq!(sent.of.rows(), 2 * sent.of.expected());
+        assert_eq!(2 * c.expected_bytes(), c.bytes.0);
+    }
+    assert!(counted.len() >= 2 * 2 * 2, "{}", counted.len());
+}
+
 #[test]
 fn programs_with_divided_experts_pass() {
     for policy in POLICIES {
@@ -318,6 +377,8 @@ fn programs_with_divided_experts_pass() {
             let pushes = ["moe.dispatcher=peer", "moe.dispatcher=deepep"];
             let window = set.iter().any(|option| pushes.contains(option));
             let window = window.then_some(RuleId::Window);
+            let counts = set.contains(&"moe.dispatcher=all_to_all");
+            let counts = counts.then_some(RuleId::HostCounts);
             let rules = [
                 RuleId::Scale,
                 RuleId::Norm,
@@ -327,7 +388,7 @@ fn programs_with_divided_experts_pass() {
                 RuleId::ExpertEmpty,
                 RuleId::ExpertRows,
             ];
-            for rule in rules.into_iter().chain(window) {
+            for rule in rules.into_iter().chain(window).chain(counts) {
                 let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
                 assert!(row.checked > 0, "{policy} {set:?}: {rule}");
             }
