@@ -390,6 +390,7 @@ pub const SECTIONS: &[Section] = &[
         "source" Text, "", Required, "where the rows come from";
         "dtype" Dtype, "", Required, "element type";
         "causal" Flag, "", Required, "causal mask";
+        "mask" Flag, "", Is("false"), "mask in a tensor, as transformers has for sliding windows; without such a table, its attention is priced like that without a mask";
         "backward" Flag, "", Required, "backward kernel";
         "backend" Word(AttentionBackend::WORDS), "", Unknown, "library, as in `[[attention_backend]]`; without it, the one that PyTorch picks";
         "rows" ATTENTION_ROWS, "", Required, "measured shapes";

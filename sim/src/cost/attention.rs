@@ -2,7 +2,7 @@
 
 use super::Price;
 use crate::hardware::{AttentionTable, Profile};
-use shardlab_plan::ir::{Kernel, KernelClass};
+use shardlab_plan::ir::{Kernel, KernelClass, OpKind};
 use shardlab_plan::units::Bytes;
 
 /// Distance in powers of two within which a row counts as a measurement of its neighbours.
@@ -25,9 +25,12 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     let mut nearest = f64::INFINITY;
     let like = shape.unpacked();
-    let tables = profile.attention_tables();
-    let same = |t: &&AttentionTable| (t.causal, t.backward) == (shape.causal, backward);
-    for table in tables.filter(|t| t.dtype == kernel.dtype).filter(same) {
+    let kind = |t: &AttentionTable| (t.dtype, t.causal, t.backward);
+    let same = |t: &&AttentionTable| kind(t) == (kernel.dtype, shape.causal, backward);
+    let tables = || profile.attention_tables().filter(same);
+    // Kernels that read a mask are slower. Without measurements, they are priced like others.
+    let masked = reads_mask(kernel) && tables().any(|t| t.mask);
+    for table in tables().filter(|t| t.mask == masked) {
         for row in &table.rows {
             let measured = row.shape(shape.causal);
             if measured == shape {
@@ -54,4 +57,15 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         us: (ideal / (efficiency / weight)).max(moved) * 1e6,
         measured: nearest <= NEAR,
     }
+}
+
+/// Returns whether a kernel reads a mask of scores.
+fn reads_mask(kernel: &Kernel) -> bool {
+    let masked = |op| {
+        matches!(
+            op,
+            OpKind::MaskedAttention(_) | OpKind::MaskedAttentionGrad(_)
+        )
+    };
+    kernel.body.iter().any(|op| masked(op.op))
 }

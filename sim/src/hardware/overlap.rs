@@ -25,7 +25,10 @@ pub(super) fn reconcile(p: &mut Profile) {
     );
     agree(
         &mut p.attention,
-        |t| ((t.dtype, t.causal, t.backward, t.backend), &mut t.rows),
+        |t| {
+            let kind = (t.dtype, t.causal, t.mask, t.backward, t.backend);
+            (kind, &mut t.rows)
+        },
         |r: &mut AttentionRow| ([r.0, r.1, r.2, r.3, r.4], r.5),
         |r, us| r.5 = us,
     );

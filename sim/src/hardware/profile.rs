@@ -607,6 +607,9 @@ pub struct AttentionTable {
     pub dtype: DType,
     /// Causal mask.
     pub causal: bool,
+    /// Mask in a tensor.
+    #[serde(default)]
+    pub mask: bool,
     /// Backward kernel.
     pub backward: bool,
     /// Library; `None` is the one that PyTorch picks.
