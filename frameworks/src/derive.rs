@@ -1,4 +1,4 @@
-//! Derives what several keys decide together: mesh, batch, engine, precision and model.
+//! Derives settings that several keys determine together: mesh, batch, engine, precision, model.
 
 mod architecture;
 mod engine;

@@ -1,4 +1,4 @@
-//! Rules of single frameworks: what their code decides without a key.
+//! Rules of individual frameworks: settings that their code fixes without a key.
 
 mod automodel;
 mod axolotl;

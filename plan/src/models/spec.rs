@@ -1,4 +1,4 @@
-//! Facts about a family that need no tracing.
+//! Facts about a family that are known without tracing its forward pass.
 
 use super::Forward;
 use super::declare::{Declare, Weights};

@@ -1,4 +1,4 @@
-//! Decides what LitGPT's code fixes for its commands.
+//! Decides settings that LitGPT's code fixes for each command.
 //!
 //! Sources: `setup` of `litgpt/finetune/{full,lora}.py` and `litgpt/pretrain.py`, `parallelize_fn`
 //! of `lora.py`, `get_default_supported_precision` of `litgpt/utils.py`, and `FSDPPrecision` of
