@@ -53,8 +53,8 @@ pub struct FamilySpec {
     /// Whether its code consists of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,
-    /// Whether its models keep their `model_type`, by which their weights have names and some
-    /// types differ in what they compute.
+    /// Whether its models keep their `model_type`, which determines the names of weights and, for
+    /// some types, computations.
     pub keeps_type: bool,
     /// Initialization of its weights.
     pub(crate) weights: Weights,

@@ -53,7 +53,8 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Returns what the configuration is for: as a command says it, or by keys that one command has.
+/// Returns the command that the configuration is for: the one that the user gives, or the one that
+/// has its keys.
 fn command(draft: &mut Draft) -> Command {
     let all = [Command::Full, Command::Lora, Command::Pretrain];
     if let Some(given) = draft.fact(Fact::LitGpt) {
