@@ -1,4 +1,4 @@
-//! Derives what several keys decide together: mesh, batch, engine, precision and model.
+//! Derives settings that several keys determine together: mesh, batch, engine, precision, model.
 
 mod architecture;
 mod engine;
@@ -126,7 +126,7 @@ fn sizes(
     Ok(ranks)
 }
 
-/// Decides the batch, what is sharded, recomputed and compiled.
+/// Decides the batch, sharding, recompute and compilation.
 fn layout(draft: &mut Draft, rules: &[&Rules], ranks: u64) -> Result<(), ConfigError> {
     for of in rules {
         (of.batch)(draft, ranks)?;
@@ -144,7 +144,7 @@ fn layout(draft: &mut Draft, rules: &[&Rules], ranks: u64) -> Result<(), ConfigE
     recompute::reentrant(draft, wrappers)
 }
 
-/// Decides what is trained, and the types of frozen weights.
+/// Decides which parameters are trained, and the dtypes of frozen weights.
 fn trained(
     draft: &mut Draft,
     rules: &[&Rules],

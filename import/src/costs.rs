@@ -177,7 +177,7 @@ pub fn find(trace: &Trace, a: &Attributed) -> Costs {
     costs
 }
 
-/// An operator and what the trace records of its inputs.
+/// An operator, with the inputs that the trace records.
 struct Operator<'a> {
     name: &'a str,
     shapes: Vec<Vec<u64>>,

@@ -1,4 +1,4 @@
-//! What a trace determines of its scenario, with the reason for each value.
+//! The values of a scenario that a trace determines, each with its reason.
 
 mod count;
 mod groups;

@@ -193,7 +193,7 @@ pub fn jobs(files: &[PathBuf]) -> Result<Vec<Vec<PathBuf>>, ImportError> {
     Ok(jobs.into_iter().map(|(files, _)| files).collect())
 }
 
-/// Returns what a profiler trace or an execution trace determines.
+/// Returns the settings that a profiler trace or an execution trace determines.
 ///
 /// # Errors
 /// Fails if the file cannot be read or is neither.
@@ -482,7 +482,7 @@ fn engine_note(facts: &Facts) -> Option<String> {
     })
 }
 
-/// Returns what the trace does not determine, with reasons.
+/// Returns the settings that the trace does not determine, with reasons.
 fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |text: &str| all.push(text.to_owned());

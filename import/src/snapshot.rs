@@ -299,7 +299,8 @@ impl SnapshotReport {
         (added, reserved)
     }
 
-    /// Adds what was allocated and reserved before the history, and what the history lacks.
+    /// Adds the memory that was allocated and reserved before the history, and allocations that the
+    /// history lacks.
     fn add_start(&mut self, allocated: i64, held: i64, no_history: bool) {
         self.before_bytes = u64::try_from(allocated).unwrap_or(0);
         self.peak_allocated_bytes = self.before_bytes;

@@ -5,7 +5,7 @@
 //!    └────────▶ shard (mesh, groups, layouts) ──────┴▶ lower ─▶ program ─▶ check
 //! ```
 //!
-//! Nothing here reads a clock or touches a device; nothing downstream takes a scheduling decision.
+//! Nothing here reads a clock or touches a device. No other crate makes scheduling decisions.
 //!
 //! ```
 //! use shardlab_plan::{check::check, plan, scenario};

@@ -28,7 +28,7 @@ pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) ->
     best.map(|(_, c)| c)
 }
 
-/// Returns the number of edits (insert, remove, replace, swap neighbours) from `a` to `b`.
+/// Returns the number of edits (insert, remove, replace, swap neighbors) from `a` to `b`.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();

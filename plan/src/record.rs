@@ -183,7 +183,7 @@ pub struct MemoryReport {
     pub by_role: Vec<(Role, Bytes)>,
     /// Bytes allocated at the peak, by unit, largest first.
     pub by_unit: Vec<(String, Bytes)>,
-    /// Number of allocator retries (each one synchronises the device).
+    /// Number of allocator retries (each one synchronizes the device).
     pub retries: u32,
     /// Timeline of the recorded step.
     pub timeline: Vec<MemorySample>,
@@ -293,14 +293,14 @@ pub struct ExposedGap {
     pub waited_for: Option<u32>,
 }
 
-/// Busy time with measured and with modelled costs.
+/// Busy time with measured and with modeled costs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostSources {
     /// Busy time priced from measured tables.
     pub measured: Picos,
     /// Busy time priced from rooflines or formulas.
     pub modelled: Picos,
-    /// Names of kernels and collectives with modelled costs, with their time, largest first.
+    /// Names of kernels and collectives with modeled costs, with their time, largest first.
     pub modelled_by_name: Vec<(String, Picos)>,
 }
 
@@ -341,7 +341,7 @@ pub struct Run {
     pub host: Picos,
     /// Tokens per rank and step.
     pub tokens: u64,
-    /// Model FLOPs utilisation relative to the device's dense peak, 0 to 1; 0 if that peak is
+    /// Model FLOPs utilization relative to the device's dense peak, 0 to 1; 0 if that peak is
     /// unknown.
     #[serde(with = "float")]
     pub mfu: f64,

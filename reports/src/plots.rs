@@ -1,6 +1,6 @@
-//! Plots as SVG, in colours that the page defines.
+//! Plots as SVG, in colors that the page defines.
 //!
-//! Colours in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages
+//! Colors in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages
 //! and paper. [`Plot::standalone`] fills them in for a separate file.
 
 mod draw;
@@ -32,7 +32,7 @@ pub struct Plot {
     pub title: String,
     /// Description, for readers who cannot see the drawing.
     pub description: String,
-    /// An `<svg>` element with colour variables.
+    /// An `<svg>` element with color variables.
     pub svg: String,
     /// Legend: what an entry looks like, and its meaning.
     pub legend: Vec<(Key, String)>,
@@ -41,17 +41,17 @@ pub struct Plot {
 /// What an entry of a legend looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// A filled mark in the colour of a series, or of a kind of work.
+    /// A filled mark in the color of a series, or of a kind of work.
     Series(usize),
-    /// A filled mark in the colour of a family of memory.
+    /// A filled mark in the color of a family of memory.
     Memory(usize),
     /// Exposed time.
     Exposed,
     /// A hollow mark, for points that are not recommended.
     Hollow,
-    /// A solid line in the colour of text.
+    /// A solid line in the color of text.
     Line,
-    /// A dashed line in the colour of a limit.
+    /// A dashed line in the color of a limit.
     Limit,
 }
 
@@ -71,7 +71,7 @@ impl Key {
 }
 
 impl Plot {
-    /// Returns the drawing as a separate file, in the colours for paper.
+    /// Returns the drawing as a separate file, in the colors for paper.
     #[must_use]
     pub fn standalone(&self) -> String {
         Palette::LIGHT.fill_in(&self.svg)

@@ -293,7 +293,7 @@ impl Store {
         fs::remove_dir_all(&trash).map_err(|e| StoreError::io(&trash, e))
     }
 
-    /// Removes what a stopped writer or remover left.
+    /// Removes folders that a stopped writer or remover left.
     ///
     /// # Errors
     /// Fails if the entry was not left by a stopped writer or remover, or cannot be removed.

@@ -116,7 +116,7 @@ impl Costs {
         }
     }
 
-    /// Returns the name for reporting a kernel whose cost is modelled.
+    /// Returns the name for reporting a kernel whose cost is modeled.
     pub(crate) fn modelled_name(&self, kernel: &Kernel) -> String {
         if self.any_order && is_attention_backward(kernel) {
             format!("{} in any order", kernel.name)

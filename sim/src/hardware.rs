@@ -1,4 +1,4 @@
-//! Hardware profiles: everything that `sim` knows about a machine. Each number has its source.
+//! Hardware profiles: everything that `sim` knows about a machine, with a source for each number.
 //!
 //! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their
 //! names or a path.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Time is an integer number of picoseconds. The host issues work in order and spends time on it,
-//! streams are FIFO queues joined by events, communicators serialise their collectives, and running
+//! streams are FIFO queues joined by events, communicators serialize their collectives, and running
 //! tasks share SMs, bandwidth and links. The result reports which costs were measured, and every
 //! run checks its own invariants.
 //!

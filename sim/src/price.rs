@@ -7,7 +7,7 @@ use crate::hardware::{MemoryClass, Profile};
 pub(crate) struct Price {
     /// Isolated duration in microseconds.
     pub(crate) us: f64,
-    /// Whether a measured row matched, or measured neighbours were interpolated.
+    /// Whether a measured row matched, or measured neighbors were interpolated.
     pub(crate) measured: bool,
 }
 

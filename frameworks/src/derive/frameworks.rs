@@ -1,4 +1,4 @@
-//! Rules of single frameworks: what their code decides without a key.
+//! Rules of individual frameworks: settings that their code fixes without a key.
 
 mod automodel;
 mod axolotl;
@@ -36,7 +36,7 @@ pub(super) struct Rules {
     pub(super) batch: RankRule,
     /// Sets what depends on the mesh.
     pub(super) sharding: RankRule,
-    /// Sets what is trained, before the engine is decided.
+    /// Sets which parameters are trained, before the engine is decided.
     pub(super) model: Rule,
     /// Sets what depends on the policy and the dtypes.
     pub(super) last: Rule,

@@ -1,4 +1,4 @@
-//! Recognizes whose arguments a command has.
+//! Recognizes the framework that a command's arguments belong to.
 
 use super::others;
 use crate::convert::PREFERENCES;

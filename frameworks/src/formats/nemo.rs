@@ -475,7 +475,7 @@ fn is_contrastive(name: &str) -> bool {
     name.contains("BiEncoder") || name.contains("CrossEncoder")
 }
 
-/// Reads what is trained.
+/// Reads the recipe, and refuses those that are not predicted.
 #[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
 fn recipe(node: &Node) -> Result<Effect, String> {
     let name = node.full();

@@ -377,7 +377,7 @@ const MEGATRON_ASIDES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Reads what is trained.
+/// Reads which parameters are trained.
 fn tuner(node: &Node) -> Result<Effect, String> {
     Ok(match node.text() {
         Some("full") => Effect::Fact(Fact::Adapter, 0),

@@ -20,7 +20,7 @@ const DATA: [&str; 8] = [
     "replicate",
     "edp",
 ];
-/// Words in the descriptions of other groups, and what they are for.
+/// Words in the descriptions of other groups, with the purpose of these groups.
 const OTHERS: [(&[&str], &str); 5] = [
     (&["tp", "tensor"], "tensor parallelism"),
     (&["cp", "context"], "context parallelism"),
@@ -29,7 +29,7 @@ const OTHERS: [(&[&str], &str); 5] = [
     (&["ep", "etp", "expert"], "expert parallelism"),
 ];
 
-/// Returns what a group is for if its description, such as `mesh_tp` or
+/// Returns the purpose of a group if its description, such as `mesh_tp` or
 /// `TENSOR_MODEL_PARALLEL_GROUP`, names something other than data parallelism.
 fn purpose(about: &str) -> Option<&'static str> {
     let lower = about.to_ascii_lowercase();
@@ -97,7 +97,7 @@ impl<'a> Scattered<'a> {
     }
 }
 
-/// Adds what the mesh of a scenario does not say about the groups of a trace.
+/// Adds facts about the groups of a trace that the mesh of a scenario does not express.
 pub(super) fn gaps(others: &[One<'_>], facts: &mut Facts) {
     let mut by_group: BTreeMap<(&str, u32), BTreeMap<Work, u32>> = BTreeMap::new();
     // Single numbers are losses and metrics.

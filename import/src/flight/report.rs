@@ -1,4 +1,4 @@
-//! What the comparison of flight records finds.
+//! Findings of the comparison of flight records.
 
 use super::{Entry, FlightRecord, ProgramCheck};
 use serde::Serialize;

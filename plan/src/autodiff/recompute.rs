@@ -310,9 +310,9 @@ impl Engine<'_> {
         inputs.filter_map(|v| g.buffer_of(v))
     }
 
-    /// Ends the lifetimes of what a recomputed region has kept. If the region's backward is
-    /// reentrant, they end with it. Otherwise the region's inputs belong to its saved tensors, and
-    /// their lifetimes end with the last of these.
+    /// Ends the lifetimes of the values that a recomputed region has kept. If the region's backward
+    /// is reentrant, they end with it. Otherwise the region's inputs belong to its saved tensors,
+    /// and their lifetimes end with the last of these.
     pub(super) fn leave_section(&mut self) {
         let held = std::mem::take(&mut self.recompute.held);
         if held.is_empty() {

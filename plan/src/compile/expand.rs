@@ -4,7 +4,7 @@
 //! tape with five blocks is sufficient: the third is repeated for every block in between, with
 //! renumbered modules, parameters and storages. A model has one run, or two if only its first
 //! blocks are recomputed. A repeated block may refer only to its own storages and to those of its
-//! neighbours. If that does not hold, or if blocks differ, the caller builds the whole tape op by
+//! neighbors. If that does not hold, or if blocks differ, the caller builds the whole tape op by
 //! op.
 
 use super::tape::{Tape, TapeOp};

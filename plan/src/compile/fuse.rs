@@ -1,4 +1,4 @@
-//! Fusion inside a compiled region: elementwise chains, row reductions with their neighbours.
+//! Fusion inside a compiled region: elementwise chains, row reductions with their neighbors.
 //!
 //! Ops are taken in order. A fusible op joins the kernel of a producer, or of an op that reads the
 //! same large tensor, if both run over the same elements and no path leads from that kernel through
@@ -149,7 +149,7 @@ fn outer_modules(m: &ModelGraph) -> Vec<ModuleId> {
     out
 }
 
-/// Returns whether neighbours in the last dimension of a value are apart in memory.
+/// Returns whether neighbors in the last dimension of a value are apart in memory.
 fn is_transposed(value: &Value) -> bool {
     let last = value.shape.last().zip(value.strides.last());
     last.is_some_and(|(&n, &stride)| n > 1 && stride != 1)

@@ -244,8 +244,8 @@ mod tests {
         }
     }
 
-    /// Averages of what a dataset of documents with these lengths has in sequences of `seq` tokens:
-    /// sums over whole sequences, each of which cuts its first and last document.
+    /// Averages the documents in sequences of `seq` tokens of a dataset with these lengths: sums
+    /// over whole sequences, each of which cuts its first and last document.
     fn measured(seq: u64, length: impl Fn(u64) -> u64) -> MeasuredLengths {
         let (sequences, mut parts, mut squares, mut document) = (400, 0u64, 0u64, 0u64);
         let mut left = length(document);

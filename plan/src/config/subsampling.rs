@@ -42,7 +42,7 @@ impl Default for Subsampling {
 }
 
 impl Subsampling {
-    /// Returns what the convolutions leave of a number of frames or bands that they read together.
+    /// Returns the number of frames or bands after the convolutions, from the number before them.
     #[must_use]
     pub fn left(&self, of: u64) -> u64 {
         self.channels.iter().fold(of, |n, _| n.div_ceil(2))

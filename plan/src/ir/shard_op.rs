@@ -75,9 +75,9 @@ impl NewtonSchulz {
         Self::STEPS * all.iter().sum::<u64>()
     }
 
-    /// Returns the sizes in bytes of what a rank needs at a time for a matrix with these sides: the
-    /// matrix before and after an iteration, and two square matrices with its shorter side, all in
-    /// bfloat16.
+    /// Returns the sizes in bytes of the buffers that a rank needs at a time for a matrix with
+    /// these sides: the matrix before and after an iteration, and two square matrices with its
+    /// shorter side, all in bfloat16.
     #[must_use]
     pub const fn matrices([short, long]: [u64; 2]) -> [u64; 4] {
         let (whole, square) = (2 * short * long, 2 * short * short);

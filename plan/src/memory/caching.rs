@@ -14,9 +14,9 @@
 //! * The low end of a block is handed out. The remainder becomes a free block if it is at least 512
 //!   bytes (small pool) or more than 1 MiB (large pool). A smaller remainder stays with the block
 //!   and counts as allocated.
-//! * A freed block merges with free neighbours in its segment. The segment stays reserved.
+//! * A freed block merges with free neighbors in its segment. The segment stays reserved.
 //! * When the device is full, every segment without a live block is released, for all streams, and
-//!   the request is retried once (a retry synchronises the device).
+//!   the request is retried once (a retry synchronizes the device).
 //!
 //! With `expandable_segments`, a (stream, pool) has one growable range instead; see `expandable`.
 //! `reclaim` contains the rules of `max_split_size` and `garbage_collection_threshold`, and
@@ -56,7 +56,7 @@ const LAST_ADDRESS: u64 = 1 << 62;
 /// Upper bound of the size of requests. Longer free blocks count as this long.
 const LONGEST: u64 = 1 << 50;
 
-/// No neighbour.
+/// No neighbor.
 const NONE: u32 = u32::MAX;
 
 /// A block of a [`CachingAllocator`], for [`CachingAllocator::release`].
@@ -73,7 +73,7 @@ enum State {
     Vacant,
 }
 
-/// A part of a segment, linked with its neighbours by address.
+/// A part of a segment, linked with its neighbors by address.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     address: u64,
@@ -381,7 +381,7 @@ impl CachingAllocator {
         self.insert_free(rest);
     }
 
-    /// Merges a block that is not in a list with its neighbours of the same state, and removes
+    /// Merges a block that is not in a list with its neighbors of the same state, and removes
     /// those from their lists.
     fn merge(&mut self, id: u32) -> u32 {
         let Node {

@@ -14,7 +14,7 @@ use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
 use smallvec::SmallVec;
 
-/// A part of a model whose code sees a scenario of its own.
+/// A part of a model whose code sees a separate scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The tower `vision`, an encoder, or a decoder of images.
@@ -36,7 +36,7 @@ pub(crate) struct Builder<'s> {
     recipe: Box<dyn Recipe>,
     loss: Option<ValueId>,
     objective: Option<ValueId>,
-    /// First position of the document of each position, if every sequence has documents of its own.
+    /// First position of the document of each position, if every sequence has different documents.
     starts: Option<ValueId>,
 }
 
@@ -574,7 +574,7 @@ impl<'s> Builder<'s> {
         self.g.attention(kind, &inputs, by_rows)
     }
 
-    /// Returns whether every sequence has documents of its own, which the model reads.
+    /// Returns whether every sequence has different documents, which the model reads.
     fn reads_documents(&self) -> bool {
         let of_data = matches!(self.s.train.document_lengths, DocumentLengths::OfData(_));
         of_data && !self.is_transformers()

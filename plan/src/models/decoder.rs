@@ -321,7 +321,7 @@ impl Ropes {
     }
 }
 
-/// Returns whether layers with a window have tables of their own.
+/// Returns whether layers with a window have separate rotary tables.
 fn has_two_ropes(m: &Model) -> bool {
     m.options.rope_local_theta.is_some() || m.options.full_head_dim.is_some()
 }
@@ -341,7 +341,8 @@ pub(super) fn rotated(m: &Model) -> u64 {
 }
 
 impl Carried {
-    /// Returns the keys and values that a layer attends to, if it has none of its own.
+    /// Returns the keys and values of an earlier layer that a layer attends to, if it computes
+    /// none.
     fn keys_for(&self, m: &Model, layer: usize) -> Option<[ValueId; 2]> {
         let from = m.keys_of(layer)?;
         let kept = self.keys.iter().find(|(of, _)| *of == from);
@@ -618,7 +619,7 @@ impl Block {
         (out, locals)
     }
 
-    /// Multiplies what a part of the block adds by its learned gate and factors, if it has any.
+    /// Multiplies the output of a part of the block by its learned gate and factors, if it has any.
     fn scale(&self, b: &mut Builder<'_>, part: usize, mut x: ValueId) -> ValueId {
         if let Some(gates) = self.gates {
             let gate = tanh_gate(b, gates[part]);
@@ -638,7 +639,7 @@ impl Block {
         self.streams.map_or([x, x], |all| all[part].collapse(b, x))
     }
 
-    /// Adds what a part of the block, with its module, makes to the residual stream or streams.
+    /// Adds the output of a part of the block, with its module, to the residual stream or streams.
     fn add(
         &self,
         b: &mut Builder<'_>,
@@ -807,7 +808,7 @@ fn scaled(b: &mut Builder<'_>, x: ValueId, by: f64) -> ValueId {
     }
 }
 
-/// Returns whether what the blocks read, what they add, and the sum, is normalized.
+/// Returns whether the inputs of blocks, their outputs, and the sum are normalized.
 fn normalized(m: &Model) -> [bool; 3] {
     match m.options.norm_position {
         NormPosition::Before => [true, false, false],

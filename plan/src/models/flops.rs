@@ -307,8 +307,8 @@ fn tower_attention(m: &Model, of: &Vision, batch: u64) -> u64 {
     3 * ((of.layers + of.gated_layers) * each + of_latents)
 }
 
-/// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the
-/// `run` blocks of the decoder, in forward and backward.
+/// Counts the arithmetic of attention in an encoder, and of attention to the outputs of an encoder
+/// or tower in the `run` blocks of the decoder, in forward and backward.
 fn encoder_attention(m: &Model, run: u64, (batch, seq): (u64, u64)) -> u64 {
     if !m.options.attends_to_memory() {
         return 0;

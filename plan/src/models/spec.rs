@@ -1,4 +1,4 @@
-//! Facts about a family that need no tracing.
+//! Facts about a family that are known without tracing its forward pass.
 
 use super::Forward;
 use super::declare::{Declare, Weights};
@@ -53,8 +53,8 @@ pub struct FamilySpec {
     /// Whether its code consists of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,
-    /// Whether its models keep their `model_type`, by which their weights have names and some
-    /// types differ in what they compute.
+    /// Whether its models keep their `model_type`, which determines the names of weights and, for
+    /// some types, computations.
     pub keeps_type: bool,
     /// Initialization of its weights.
     pub(crate) weights: Weights,

@@ -189,7 +189,7 @@ impl Megatron {
         out.b.at(at, phase);
     }
 
-    /// Allocates what a gather of a group writes. Resident buckets keep their storage.
+    /// Allocates the buffers that a gather of a group writes. Resident buckets keep their storage.
     fn allocate(&mut self, out: &mut Emitter<'_>, g: GroupId, backward: bool, rule: Rule) {
         let columns = usize::from(backward && self.flat.has_columns(g));
         self.held[g.index()][columns] = true;

@@ -6,9 +6,9 @@ use crate::ir::{Access, BodyOp, BufferId, Holds, Kernel, Param, ParamId, Place};
 use crate::shard::Group;
 use std::collections::BTreeSet;
 
-/// Outputs of launches and collectives that may keep elements of what was in memory before, or that
-/// contain packed weights, whose bytes are not numbers. A NaN check skips them. A NaN among the
-/// written elements appears in the results that use them.
+/// Outputs of launches and collectives that may keep elements of the previous contents of memory,
+/// or that contain packed weights, whose bytes are not numbers. A NaN check skips them. A NaN among
+/// the written elements appears in the results that use them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfilledWrites {
     all: BTreeSet<(InstrId, u8)>,

@@ -26,7 +26,7 @@ pub(crate) enum Scaling {
     Tensor,
     /// A row.
     Row,
-    /// A block, with one size for weights and one for what they are multiplied by.
+    /// A block, with one size for weights and one for the operands that weights are multiplied by.
     Block {
         /// Blocks of weights.
         weights: ScaleBlock,

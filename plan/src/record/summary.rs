@@ -68,7 +68,7 @@ pub struct Summary {
     pub first_step_s: Option<f64>,
     /// Tokens per second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation, 0 to 1; `null` if the device's peak is unknown.
+    /// Model FLOPs utilization, 0 to 1; `null` if the device's peak is unknown.
     pub mfu: Option<f64>,
     /// Host time of a step, in milliseconds.
     pub host_ms: f64,

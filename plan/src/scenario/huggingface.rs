@@ -197,8 +197,8 @@ impl<'t> Config<'t> {
         found.ok_or_else(|| self.unknown(d, &given).with_expected(expected()))
     }
 
-    /// Adds what the file's class of transformers has where the file says nothing. Shapes that the
-    /// type requires are added to language models of wrappers only.
+    /// Adds the defaults of the file's class in transformers for fields that the file does not
+    /// have. Shapes that the type requires are added to language models of wrappers only.
     fn add_class_defaults(&mut self, kind: Kind, wrapper: Option<&models::HfWrapper>) {
         let named = self.get("model_type");
         let named = named.as_ref().and_then(Value::str);
@@ -410,7 +410,7 @@ impl<'t> Config<'t> {
     }
 }
 
-/// A field about biases: its name, the layers, the default, and what the file says.
+/// A field about biases: its name, the layers, the default, and the file's value.
 type BiasField<'f> = (&'f str, BiasPart, bool, Option<Value>);
 
 /// A `model_type`, and the family that covers it.

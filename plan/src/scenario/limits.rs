@@ -7,7 +7,7 @@ use super::merge::Document;
 use crate::config::{Model, Scenario};
 use crate::models::Inputs;
 
-/// Blocks times micro-batches: what a program's length grows with.
+/// Blocks times micro-batches, with which the length of a program grows.
 const MOST_BLOCK_RUNS: u64 = 1 << 15;
 /// The same for chunks of the loss, of all micro-batches.
 const MOST_CHUNKS: u64 = 1 << 15;
@@ -18,7 +18,7 @@ const MOST_BYTES: u128 = 1 << 56;
 /// Bytes of a copy of the parameters on every rank.
 const MOST_BYTES_EVERYWHERE: u128 = 1 << 60;
 
-/// Refuses what is too large to be counted.
+/// Refuses sizes that are too large to be counted.
 pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let (m, t) = (&s.model, &s.train);
     let runs = u64::from(m.layers) * u64::from(t.grad_accum);

@@ -235,7 +235,7 @@ fn read_text(from: impl Read, longest: usize) -> Result<String, String> {
         .map_err(|e| format!("is not valid UTF-8 (byte {})", e.utf8_error().valid_up_to()))
 }
 
-/// Takes in a text, after what it extends.
+/// Adds a text to the document, after the files that it extends.
 fn absorb(
     document: &mut Document,
     place: &Place,

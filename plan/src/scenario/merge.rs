@@ -258,7 +258,7 @@ impl Document {
         Ok(())
     }
 
-    /// Replaces the value of a key that is given, at its place, by what it stands for.
+    /// Replaces the value of a key that is given, at its place, by the value that it stands for.
     pub(crate) fn resolve(&mut self, key: Key, datum: Datum) {
         if let Some(given) = &mut self.given[key as usize] {
             given.value.datum = datum;

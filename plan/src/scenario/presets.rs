@@ -101,7 +101,7 @@ pub(crate) struct Filled {
     pub(crate) ffn_to_hidden: Option<(u64, u64)>,
 }
 
-/// Fills what the scenario does not say from its preset.
+/// Fills keys that the scenario does not set from its preset.
 pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioError> {
     let Some(value) = document.value(Key::Preset) else {
         return Ok(None);

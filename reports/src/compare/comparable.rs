@@ -198,7 +198,7 @@ impl<'a> Facts<'a> {
         self.all_same(|v| v.program.digest.clone()) && self.views.first().filter(known).is_some()
     }
 
-    /// Returns what is equal: `same model, hardware and batch`.
+    /// Returns which facts are equal: `same model, hardware and batch`.
     fn same(&self) -> Option<String> {
         let aspects = [
             ("program", self.same_program()),

@@ -11,9 +11,9 @@ use crate::tolerance::Tolerance;
 /// One of several candidates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Minimised: time per step, or per token if batches differ. A NaN point does not compete.
+    /// Minimized: time per step, or per token if batches differ. A NaN point does not compete.
     pub time: f64,
-    /// Minimised: reserved memory. A NaN point does not compete.
+    /// Minimized: reserved memory. A NaN point does not compete.
     pub memory: f64,
     /// Number of options that differ from the defaults. Among tied points, the one with the fewest
     /// wins.

@@ -1,4 +1,4 @@
-//! Helpers around plotters: axes with labels, colours as variables, and titles for screen readers.
+//! Helpers around plotters: axes with labels, colors as variables, and titles for screen readers.
 
 use super::{Key, Plot, SERIES};
 use plotters::coord::Shift;
@@ -13,14 +13,14 @@ pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// Result of drawing. Writing to a string does not fail.
 pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Placeholders for variables: colours that are not used otherwise.
+/// Placeholders for variables: colors that are not used otherwise.
 pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
 /// Axes and less important text.
 pub(super) const FAINT: RGBColor = RGBColor(2, 2, 2);
 /// Grid lines.
 pub(super) const GRID: RGBColor = RGBColor(3, 3, 3);
 
-/// Returns the colour of a series. Colours repeat after the last.
+/// Returns the color of a series. Colors repeat after the last.
 pub(super) fn series(i: usize) -> RGBColor {
     RGBColor(9, 9, (i % SERIES) as u8)
 }

@@ -8,11 +8,11 @@ use super::svg::{Anchor, Canvas, TEXT, width_of};
 const CELL: f64 = 68.0;
 /// Maximum width of a cell, so that a map with few columns is narrow enough for a phone.
 const WIDEST: f64 = 190.0;
-/// Width of the colour scale, of its gradations, and its height.
+/// Width of the color scale, of its gradations, and its height.
 const SCALE: f64 = 320.0;
 const GRADATIONS: u32 = 40;
 const SCALE_HEIGHT: f64 = 22.0;
-/// Opacity of the worst cell's colour; the best cell has the full colour.
+/// Opacity of the worst cell's color; the best cell has the full color.
 const FAINTEST: f64 = 0.08;
 /// Maximum number of characters of a row's name.
 const NAME: usize = 24;
@@ -42,7 +42,7 @@ pub struct Cell {
 /// A row of a map; `None` where no run exists.
 pub type Row = Vec<Option<Cell>>;
 
-/// Returns the opacity of a cell's colour: proportional to its distance from the worst value.
+/// Returns the opacity of a cell's color: proportional to its distance from the worst value.
 fn shade(value: f64, worst: f64, best: f64) -> f64 {
     let share = if best == worst {
         1.0
@@ -53,7 +53,7 @@ fn shade(value: f64, worst: f64, best: f64) -> f64 {
 }
 
 /// Draws the cells `rows[row][column]` of one measure, with a number in every cell, titles of both
-/// axes and the scale of colours.
+/// axes and the scale of colors.
 #[must_use]
 pub fn heat(
     title: &str,
@@ -246,7 +246,7 @@ mod tests {
             .collect()
     }
 
-    /// Differences in colour are proportional to differences in value.
+    /// Differences in color are proportional to differences in value.
     #[test]
     fn colours_are_continuous() {
         let plot = plot(&[7785.0, 8092.0, 8194.0, 8274.0, 8327.0], true);

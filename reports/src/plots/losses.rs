@@ -17,7 +17,7 @@ pub struct Curve {
 }
 
 /// Dash patterns of the second and later curves. They make overlapping curves visible, and
-/// distinguish curves without colours.
+/// distinguish curves without colors.
 const DASHES: [&str; 4] = ["16 10", "5 8", "24 8 5 8", "2 6"];
 
 /// Draws curves on common axes. The first is solid; those after the eighth are thin.

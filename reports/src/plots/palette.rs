@@ -1,9 +1,9 @@
-//! Colours that are readable on their background and distinguishable for colour-blind readers.
+//! Colors that are readable on their background and distinguishable for color-blind readers.
 
-/// Number of series colours in each palette.
+/// Number of series colors in each palette.
 pub(crate) const SERIES: usize = 8;
 
-/// The colours of one theme.
+/// The colors of one theme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Palette {
     /// Background of the page.
@@ -24,7 +24,7 @@ pub struct Palette {
     pub link: &'static str,
     /// Series and kinds of work, in order of use.
     pub series: [&'static str; SERIES],
-    /// Families of memory, from the bottom of the stack to the top. Their colours are muted, so
+    /// Families of memory, from the bottom of the stack to the top. Their colors are muted, so
     /// that areas of memory look different from bars of work.
     pub memory: [&'static str; SERIES],
     /// The best cell of a heat map. Worse cells are paler; text is readable on all of them.
@@ -220,8 +220,8 @@ mod tests {
             .sqrt()
     }
 
-    /// Checks that the colours differ from each other. A difference of 0.02 is just visible. With
-    /// normal vision the colours must differ six times as much, with any colour blindness four
+    /// Checks that the colors differ from each other. A difference of 0.02 is just visible. With
+    /// normal vision the colors must differ six times as much, with any color blindness four
     /// times.
     fn distinguishable(colours: &[&str]) {
         for (i, a) in colours.iter().enumerate() {

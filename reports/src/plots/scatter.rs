@@ -4,7 +4,7 @@ use super::draw::{self, FAINT, GRID, series, short, text};
 use super::{Key, Plot};
 use plotters::prelude::*;
 
-/// Maximum number of points per colour. The longest instructions are drawn.
+/// Maximum number of points per color. The longest instructions are drawn.
 const POINTS: usize = 400;
 
 /// Draws points by kind: predicted and measured microseconds. On the diagonal, both are equal.
@@ -59,7 +59,7 @@ pub fn scatter(name: &str, title: &str, kinds: &[(String, Vec<(f64, f64)>)]) -> 
             points.sort_by(|a, b| b.1.total_cmp(&a.1));
             let style = series(i).stroke_width(3);
             for p in points.into_iter().take(POINTS) {
-                // Shapes distinguish kinds without colours.
+                // Shapes distinguish kinds without colors.
                 if i % 2 == 0 {
                     chart.draw_series([Circle::new(*p, 6, style)])?;
                 } else {

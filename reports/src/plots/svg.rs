@@ -32,7 +32,7 @@ impl Anchor {
     }
 }
 
-/// A drawing under construction. Colours are names of variables, such as `ink`.
+/// A drawing under construction. Colors are names of variables, such as `ink`.
 pub(super) struct Canvas {
     out: String,
 }

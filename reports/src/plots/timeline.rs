@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 const MAX_SPANS: usize = 20_000;
 /// Maximum number of spans in the data of all timelines of a page: about 4 MB.
 const MAX_SPANS_PER_PAGE: usize = 72_000;
-/// Index of the colour of exposed time.
+/// Index of the color of exposed time.
 const EXPOSED: usize = 8;
 
 /// Returns the maximum number of spans per timeline for a page with `timelines` timelines.
@@ -43,7 +43,7 @@ pub struct Timeline {
     pub left_out: usize,
 }
 
-/// Returns the colour of a kind of work.
+/// Returns the color of a kind of work.
 #[must_use]
 pub const fn colour(work: Work) -> usize {
     match work {
@@ -88,7 +88,7 @@ struct Data<'a> {
 #[derive(Serialize)]
 struct Lane {
     name: String,
-    /// Seven numbers per span: start relative to the previous span, length, colour, name, unit,
+    /// Seven numbers per span: start relative to the previous span, length, color, name, unit,
     /// phase, and what the span waited for.
     spans: Vec<u64>,
 }

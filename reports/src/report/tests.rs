@@ -216,7 +216,7 @@ fn html_is_whole_and_fetches_nothing() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), all);
-    // Colours are variables of the page.
+    // Colors are variables of the page.
     for svg in report.plots().iter().map(|p| &p.svg) {
         assert!(!svg.contains("=\"#"), "{svg}");
     }

@@ -69,7 +69,7 @@ fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
     let reach = 10.0 / (2.0 * df).sqrt();
     let (from, to) = ((1.0 - reach).max(0.0), 1.0 + reach);
     let step = (to - from) / f64::from(2 * PIECES);
-    // Simpson's rule, normalised by the integral of the density, so that its error cancels.
+    // Simpson's rule, normalized by the integral of the density, so that its error cancels.
     let (mut sum, mut mass) = (0.0, 0.0);
     for i in 0..=2 * PIECES {
         let s = from + step * f64::from(i);

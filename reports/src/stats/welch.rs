@@ -1,4 +1,4 @@
-//! Welch's t test with Student's distribution, and the standardised difference.
+//! Welch's t test with Student's distribution, and the standardized difference.
 
 use super::{mean, variance};
 use serde::Serialize;

@@ -5,7 +5,7 @@ use crate::hardware::{AttentionTable, Profile};
 use shardlab_plan::ir::{Kernel, KernelClass, OpKind};
 use shardlab_plan::units::Bytes;
 
-/// Distance in powers of two within which a row counts as a measurement of its neighbours.
+/// Distance in powers of two within which a row counts as a measurement of its neighbors.
 const NEAR: f64 = 2.0;
 
 pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {

@@ -1,4 +1,4 @@
-//! GEMMs: measured rows, or else a roofline with tile and wave quantisation whose efficiency is
+//! GEMMs: measured rows, or else a roofline with tile and wave quantization whose efficiency is
 //! interpolated between the nearest measured rows.
 
 use super::Price;
@@ -27,10 +27,10 @@ const START: f64 = 64.0;
 const FLOAT32_START: f64 = 24.0;
 
 /// Distance in powers of two (summed over m, n, k) within which a row counts as a measurement of
-/// its neighbours.
+/// its neighbors.
 const NEAR: f64 = 2.0;
 
-/// Share of the wave quantisation loss that a GEMM actually pays. With each row left out of its
+/// Share of the wave quantization loss that a GEMM actually pays. With each row left out of its
 /// table in turn, a tenth predicts the left-out rows of three profiles best
 /// (benchmarks/exec-h200.md).
 const PAID: f64 = 0.1;
@@ -63,7 +63,7 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
                 break;
             }
             // Within a wave, tiles finish at different times and the remainder is split, so only a
-            // tenth of the quantisation loss is paid.
+            // tenth of the quantization loss is paid.
             let needed = ((tiles * split) as f64 / sms as f64).max(1.0);
             let waves = needed + PAID * (needed.ceil() - needed);
             let inner = k.div_ceil(split) as f64 + start;
@@ -296,7 +296,7 @@ mod tests {
     }
 
     /// The error that the documents state for GEMMs that no table has. With half of the
-    /// quantisation loss paid, as before, the first was off by 5.4 %.
+    /// quantization loss paid, as before, the first was off by 5.4 %.
     #[test]
     fn a_gemm_that_was_left_out_is_priced_by_the_others() {
         for name in ["h200-nvlink-exec", "h200-nvlink", "h100-80-exec"] {

@@ -8,7 +8,7 @@
 //! element type and, in 8 bits, a kind of accumulation; a weight gradient also has an element type
 //! of the result, because float32 results take 1.5 to 1.75 times as long as bf16 ones on an H200. A
 //! price without rows of its own follows the rows for the other accumulation or result. Without a
-//! row nearby, the price is marked as modelled.
+//! row nearby, the price is marked as modeled.
 
 use super::Price;
 use super::gemm;
@@ -62,7 +62,7 @@ const TILE: u64 = 128;
 const STEP: u64 = 64;
 
 /// Distance in powers of two (summed over experts, rows per expert, n and k) within which a row
-/// counts as a measurement of its neighbours, as for GEMMs.
+/// counts as a measurement of its neighbors, as for GEMMs.
 const NEAR: f64 = 2.0;
 /// The estimate has the weight of a row at this distance.
 const DEFAULT: f64 = 3.0;
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(add(None, bf16), [(bf16, true), exact]);
     }
 
-    /// The prices of measured rows are exact. The rows correct their neighbours, and leave other
+    /// The prices of measured rows are exact. The rows correct their neighbors, and leave other
     /// directions and distant sizes to the estimate.
     #[test]
     fn measured_rows_correct_their_neighbours() {

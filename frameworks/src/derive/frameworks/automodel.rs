@@ -1,4 +1,4 @@
-//! Decides what NeMo AutoModel's defaults depend on.
+//! Decides settings whose defaults in NeMo Automodel depend on other keys.
 //!
 //! Sources: `FSDP2Config` and `MoEParallelizerConfig` of `components/distributed/config.py`,
 //! `apply_fsdp2_sharding_recursively`, and `apply_fsdp` of `components/moe/parallelizer.py`.

@@ -1,4 +1,4 @@
-//! Decides what LitGPT's code fixes for its commands.
+//! Decides settings that LitGPT's code fixes for each command.
 //!
 //! Sources: `setup` of `litgpt/finetune/{full,lora}.py` and `litgpt/pretrain.py`, `parallelize_fn`
 //! of `lora.py`, `get_default_supported_precision` of `litgpt/utils.py`, and `FSDPPrecision` of
@@ -53,7 +53,8 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Returns what the configuration is for: as a command says it, or by keys that one command has.
+/// Returns the command that the configuration is for: the one that the user gives, or the one that
+/// has its keys.
 fn command(draft: &mut Draft) -> Command {
     let all = [Command::Full, Command::Lora, Command::Pretrain];
     if let Some(given) = draft.fact(Fact::LitGpt) {

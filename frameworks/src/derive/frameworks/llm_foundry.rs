@@ -1,4 +1,4 @@
-//! Decides what LLM Foundry's and Composer's defaults depend on.
+//! Decides settings whose defaults in LLM Foundry and Composer depend on other keys.
 //!
 //! Sources: `calculate_batch_size_info` of `llmfoundry/utils/config_utils.py`, `MPTConfig`, and
 //! `FSDPConfig`, `get_mixed_precision` and `prepare_fsdp_module` of Composer.

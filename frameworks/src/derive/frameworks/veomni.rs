@@ -1,4 +1,4 @@
-//! Decides what VeOmni's defaults and its code fix.
+//! Decides settings that VeOmni's defaults and code fix.
 //!
 //! Sources: `veomni/arguments/arguments_types.py` and `build_parallelize_model` of
 //! `veomni/distributed/torch_parallelize.py` with their history, and `veomni/trainer/base.py`.

@@ -1,4 +1,4 @@
-//! Decides what vision-language models train, as frameworks freeze them.
+//! Decides which parts of vision-language models are trained, as frameworks freeze the others.
 //!
 //! Sources: `freeze_vit`, `freeze_aligner` and `freeze_llm` of ms-swift, with the module names of
 //! its `MultiModelKeys`; `get_forbidden_modules`, `patch_target_modules` and

@@ -127,7 +127,7 @@ fn captured_iterations_pass_with_any_allocator() {
             passes(&check(&p), policy);
         }
     }
-    // Found by fuzzing: two blocks with unequal neighbours, whose activations exchanged places
+    // Found by fuzzing: two blocks with unequal neighbors, whose activations exchanged places
     // every other step.
     let set = [
         full,

@@ -108,8 +108,8 @@ impl Hooks {
         new
     }
 
-    /// Returns how often a tensor is saved again after the first time, with what is saved together
-    /// with it: the loss saves its logarithms twice, and the targets.
+    /// Returns how often a tensor is saved again after the first time, including tensors that are
+    /// saved together with it: the loss saves its logarithms twice, and the targets.
     pub(super) fn again(&self, s: StorageId, role: StorageRole) -> u32 {
         match role {
             StorageRole::Logits => 2,

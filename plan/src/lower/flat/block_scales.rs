@@ -67,7 +67,7 @@ impl BlockScales {
         }
     }
 
-    /// Returns what a gather writes.
+    /// Returns the buffer that a gather writes.
     pub(super) fn gathered(self) -> Option<BufferId> {
         (!self.everywhere).then_some(self.full)
     }

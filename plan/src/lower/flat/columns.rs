@@ -79,7 +79,7 @@ impl Columns {
         self.shard.into_iter().chain(self.scales.persistent())
     }
 
-    /// Returns what a gather writes.
+    /// Returns the buffers that a gather writes.
     fn gathered(self) -> impl Iterator<Item = BufferId> {
         [self.full].into_iter().chain(self.scales.gathered())
     }

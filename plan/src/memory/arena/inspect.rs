@@ -1,4 +1,4 @@
-//! What tests compare with an independent account of memory.
+//! Facts that tests compare with an independent account of memory.
 
 use super::*;
 use crate::memory::trace_pool::TracePlan;

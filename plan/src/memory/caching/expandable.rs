@@ -74,7 +74,7 @@ impl CachingAllocator {
     }
 
     /// Maps whole pages for `size` bytes (but at most all) of an unmapped block, and merges them
-    /// with their free neighbours.
+    /// with their free neighbors.
     fn map(&mut self, id: u32, size: u64) -> Option<u32> {
         let Node {
             address,

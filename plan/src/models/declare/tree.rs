@@ -51,8 +51,8 @@ pub(crate) struct Tree {
     /// Whether a module is part of a block that the forward skips, by module; empty if it skips
     /// none.
     pub(crate) skipped: Vec<bool>,
-    /// Whether the code of all blocks is the same, and nothing else uses what they compute than the
-    /// next one.
+    /// Whether the code of all blocks is the same, and only the next block uses the results of a
+    /// block.
     pub(crate) same_code: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Learned rows that attend to those of an image and replace them (Idefics2).
+//! Learned queries that attend to the rows of an image and replace them (Idefics2).
 
 use super::norm::Norm;
 use crate::config::{Activation, Model, Norm as Kind, Vision};

@@ -34,7 +34,7 @@ use crate::program::{Phase, Rule};
 // The wait also orders gathers: without prefetch, a gather does not start before its unit's turn.
 // `check` proves the rule for any program, from addresses and vector clocks (`check/step.rs`).
 
-/// What a pass gathers of a group, or what is gathered.
+/// The buffers of a group that a pass gathers, or that are gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Gathered {
     /// The weights, or their codes by rows.
@@ -173,7 +173,8 @@ impl Unshard {
         read.unwrap_or(&passes[0])[unit.index()]
     }
 
-    /// Returns what a pass reads of a group that has codes by columns; see Note [Codes by columns].
+    /// Returns the buffers that a pass reads of a group with codes by columns; see Note [Codes by
+    /// columns].
     fn needs(&self, out: &Emitter<'_>, micro: MicroBatch, g: GroupId, pass: Pass) -> Gathered {
         let passes = &self.parts_in_backward;
         let read = passes.get(usize::from(micro.index));
@@ -188,7 +189,8 @@ impl Unshard {
         }
     }
 
-    /// Returns what a pass reads of a group and is not gathered. `full` says whether its unit is.
+    /// Returns the buffers that a pass reads of a group and that are not gathered. `full` says
+    /// whether its unit is gathered.
     fn missing(
         &self,
         out: &Emitter<'_>,
@@ -221,7 +223,7 @@ impl Unshard {
         !full || groups.any(missing)
     }
 
-    /// Gathers what a pass reads of a unit, unless it is full already.
+    /// Gathers the buffers that a pass reads of a unit, unless it is already full.
     fn unshard(
         &mut self,
         out: &mut Emitter<'_>,

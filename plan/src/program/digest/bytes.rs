@@ -12,7 +12,7 @@ use std::fmt;
 /// Bytes collected before they are hashed, enough for the hash to process many chunks at once.
 const BLOCK: usize = 1 << 16;
 
-/// Hash of everything that is serialised into it.
+/// Hash of everything that is serialized into it.
 pub(super) struct Hash {
     hasher: blake3::Hasher,
     pending: Vec<u8>,

@@ -115,7 +115,7 @@ impl Config<'_> {
         })
     }
 
-    /// Returns the type that reads most of what the file says, among those that accept the file.
+    /// Returns the type that reads the most fields of the file, among those that accept the file.
     pub(super) fn closest(&self, d: &Document, given: &Value) -> Option<&'static str> {
         self.closest_of(d, given, |_| true)
     }
@@ -161,8 +161,8 @@ impl Config<'_> {
         accepted.or_else(|| names.find(|name| accepts(d, given, name, fill)))
     }
 
-    /// Returns whether a file may be one of a type: it has what the type needs, the type has the
-    /// parts that the file is known to have, and their classes are of one kind.
+    /// Returns whether a file may be of a type: it has the fields that the type needs, the type has
+    /// the parts that the file is known to have, and their classes are of one kind.
     fn has_parts_of(&self, kind: Kind) -> bool {
         let has = |f: &models::Field| self.first(f.names).is_some();
         let needed = |f: &models::Field| {
@@ -179,9 +179,9 @@ impl Config<'_> {
             && own_parts.all(|name| !self.is_dropped(name, kind))
     }
 
-    /// Returns how well the fields of a type agree with the file, in halves of a field: those that
-    /// are there count for it, those that it does not read, and what it would compute from fields
-    /// that are not there, against it.
+    /// Returns how well a type agrees with the file, in halves of a field. Fields of the type that
+    /// the file has count for it. Fields that it does not read count against it, as do values that
+    /// it would compute from missing fields.
     fn agreement(&self, kind: Kind) -> i64 {
         let found = |f: &models::Field| f.names.iter().find(|name| self.get(name).is_some());
         let is_read = |f: &&models::Field| {

@@ -182,8 +182,8 @@ fn blocks(s: &Scenario) -> Option<(&'static [Key], &'static str)> {
     Some(refused)
 }
 
-/// Refuses globs of `float8_exclude` that are none, or match no linear layer: a stale name would
-/// leave in 8 bits what it was meant to protect.
+/// Refuses invalid globs of `float8_exclude`, and globs that match no linear layer: a stale name
+/// would leave in 8 bits the layer that it should exclude.
 fn excluded(d: &Document, params: &[Param]) -> Checked {
     let globs = d.value(Key::Float8Exclude).and_then(Value::array);
     for pattern in globs.unwrap_or_default() {
@@ -203,8 +203,8 @@ fn excluded(d: &Document, params: &[Param]) -> Checked {
 }
 
 /// Returns the error for a weight that is gathered with a scale per block and has blocks of
-/// different sizes: in a flat buffer, these would have no place of their own, and blocks of the
-/// transpose would be others.
+/// different sizes: in a flat buffer, smaller blocks would not have separate places, and the
+/// transpose would have other blocks.
 fn split_blocks(
     s: &Scenario,
     d: &Document,

@@ -275,7 +275,7 @@ fn next_step(s: &Scenario, d: &Document) -> Checked {
     Err(cannot(d, Key::PrefetchNextStep, keys, why, "0"))
 }
 
-/// Refuses updates in backward where they need what is known later.
+/// Refuses updates in backward that need values that are only known later.
 fn in_backward(s: &Scenario, d: &Document) -> Checked {
     let (f, t) = (&s.fsdp, &s.train);
     if !f.optimizer_in_backward {

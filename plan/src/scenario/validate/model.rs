@@ -30,7 +30,7 @@ pub(super) fn unused_keys(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
-/// Refuses shapes that do not fit together, and what the family refuses.
+/// Refuses shapes that do not fit together, and options that the family refuses.
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let m = &s.model;
     if !m.heads.is_multiple_of(m.kv_heads) {
@@ -88,7 +88,7 @@ fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
     Err(error.with_help(format!("set train.seq_len to {longest} or more")))
 }
 
-/// Refuses sequences that are shorter than what the sum of one block stands for.
+/// Refuses sequences that are shorter than the block of positions that one sum stands for.
 fn summaries(s: &Scenario, d: &Document) -> Checked {
     let encoder = s.model.options.encoder.as_ref();
     let block = encoder.map_or(0, |of| of.summary_block);

@@ -191,7 +191,8 @@ fn uneven_chunk(s: &Scenario) -> Option<u64> {
     chunks.find(|&chunk| s.train.documents().cut(chunk).is_none())
 }
 
-/// Refuses parts of blocks that the model does not have, and two ways to choose what is kept.
+/// Refuses parts of blocks that the model does not have, and two keys that both choose the kept
+/// results.
 fn recomputed_modules(s: &Scenario, d: &Document) -> Checked {
     let listed = d.value(Key::RecomputeModules).and_then(Value::array);
     let listed = listed.unwrap_or_default();

@@ -94,7 +94,7 @@ pub(super) fn draw(
     Drawing { svg: out, axis }
 }
 
-/// Returns one path per colour. Spans that are too close to draw separately become one bar.
+/// Returns one path per color. Spans that are too close to draw separately become one bar.
 fn paths(bars: &[Bar], scale: f64, y: f64) -> BTreeMap<usize, String> {
     let mut open: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
     let mut out: BTreeMap<usize, String> = BTreeMap::new();

@@ -43,7 +43,7 @@ impl Point {
 pub(super) struct Data {
     top: f64,
     height: f64,
-    /// Names and colours of the layers, from the bottom to the top.
+    /// Names and colors of the layers, from the bottom to the top.
     layers: Vec<(&'static str, usize)>,
     /// Per point: nanoseconds since the previous one, then the changes in KiB of the reserved
     /// memory and of each layer.
@@ -173,7 +173,7 @@ impl Axes {
         out
     }
 
-    /// Draws one area per family. Lines of the page's colour separate neighbours.
+    /// Draws one area per family. Lines of the page's color separate neighbors.
     fn layers(&self, points: &[Point], used: &[Family]) -> String {
         let mut out = String::new();
         let mut below = vec![0u64; points.len()];

@@ -129,7 +129,7 @@ fn recorded(b: Option<Bytes>) -> String {
     b.map_or_else(|| "not recorded".to_owned(), |b| bytes(b.0))
 }
 
-/// Returns model FLOPs utilisation in percent; NaN if the device's peak is not known.
+/// Returns model FLOPs utilization in percent; NaN if the device's peak is not known.
 fn mfu(item: &Item) -> f64 {
     match item.view.run.mfu {
         0.0 => f64::NAN,
