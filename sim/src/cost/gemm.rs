@@ -16,9 +16,9 @@ const TILES: [(u64, u64, f64); 4] = [
     (64, 64, 0.45),
 ];
 
-/// The same for float32 on GPUs, without tensor cores. In steps of Falcon 7B on two H200, 71 matmuls of
-/// 2048 x 64 x 2048 reach 40 TFLOP/s, and of 2048 x 2048 x 64 34 TFLOP/s, with tiles of 64 x 64 and
-/// 128 x 128 (torch 2.11, `sm80_xmma_gemm_f32f32_f32f32_f32`).
+/// The same for float32 on GPUs, without tensor cores. In steps of Falcon 7B on two H200, 71
+/// matmuls of 2048 x 64 x 2048 reach 40 TFLOP/s, and those of 2048 x 2048 x 64 reach 34 TFLOP/s,
+/// with tiles of 64 x 64 and 128 x 128 (torch 2.11, `sm80_xmma_gemm_f32f32_f32f32_f32`).
 const FLOAT32_TILES: [(u64, u64, f64); 2] = [(128, 128, 1.0), (64, 64, 0.79)];
 
 /// Elements of the inner dimension whose time a tile takes to start and end.
