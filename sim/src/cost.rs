@@ -392,6 +392,7 @@ fn kernel_cost(
 mod tests {
     use super::*;
     use crate::hardware;
+    use shardlab_plan::ir::{AttentionShape, BodyOp, OpKind, Real, op};
     use shardlab_plan::units::{Bytes, Flops};
 
     fn kernel(name: &str, class: KernelClass, flops: u64, read: u64, written: u64) -> Kernel {
@@ -480,6 +481,68 @@ mod tests {
         assert!((memory - 1.5 * own).abs() < 2.0 && same == work);
         let (collectives, longer) = of(Part::Collectives, 2.0);
         assert!((collectives - own / 2.0).abs() < 2.0 && longer == 2 * work);
+    }
+
+    /// Attention of Mistral with a window and of Gemma 2, recorded in steps of transformers on two
+    /// H200. A profile without such rows prices it like attention without a mask.
+    #[test]
+    fn attention_that_reads_a_mask_has_its_own_rows() {
+        let mut profile = hardware::load("h200-nvlink").unwrap();
+        let us = |sizes, masked: bool, profile: &Profile| {
+            let shape = AttentionShape::new(sizes, false);
+            let class = KernelClass::Attention {
+                shape,
+                backward: false,
+            };
+            let op = OpKind::MaskedAttention(op::MaskedAttention { scale: Real(1.0) });
+            let reads = BodyOp {
+                op,
+                inputs: Default::default(),
+                outputs: Default::default(),
+            };
+            let kernel = Kernel {
+                body: masked.then_some(reads).into_iter().collect(),
+                ..kernel("attention", class, shape.flops(false), 0, 0)
+            };
+            alone(&kernel, &profile.clone()).us
+        };
+        let [mistral, gemma] = [[1, 32, 32, 8192, 128], [1, 16, 16, 4096, 256]];
+        assert_eq!(us(mistral, true, &profile), 3273.2);
+        assert_eq!(us(gemma, true, &profile), 1046.2);
+        assert!(us(mistral, true, &profile) > 1.3 * us(mistral, false, &profile));
+        profile.attention.retain(|t| !t.mask);
+        assert_eq!(us(gemma, true, &profile), us(gemma, false, &profile));
+    }
+
+    /// Gradients of OLMo 2's blocks, in the same steps: 202 M elements in bf16, not cast.
+    #[test]
+    fn gradients_that_are_not_cast_are_copied_faster() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let us = |read, written| {
+            let kernel = kernel("chunk_cat", KernelClass::MultiCopy, 0, read, written);
+            alone(&kernel, &profile).us
+        };
+        let bf16 = 404_783_104;
+        let copied = us(bf16, bf16);
+        assert!((copied / 229.6 - 1.0).abs() < 0.01, "{copied}");
+        let cast = us(bf16, 2 * bf16);
+        assert!(cast > 2.0 * copied, "{cast}");
+    }
+
+    /// Matmuls of Falcon's attention in steps on two H200.
+    #[test]
+    fn float32_matmuls_of_many_heads_reach_half_of_the_peak() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        for ([m, n, k], measured) in [([2048, 64, 2048], 959.8), ([2048, 2048, 64], 1109.4)] {
+            let batch = 71;
+            let class = KernelClass::Gemm { m, n, k, batch };
+            let kernel = Kernel {
+                dtype: DType::F32,
+                ..kernel("bmm", class, 2 * batch * m * n * k, 0, 0)
+            };
+            let us = alone(&kernel, &profile).us;
+            assert!((us / measured - 1.0).abs() < 0.1, "{us} of {measured}");
+        }
     }
 
     #[test]
