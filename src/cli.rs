@@ -9,6 +9,7 @@ mod budget;
 mod calibrate;
 mod check;
 mod checkpoint;
+mod communicators;
 mod compare;
 mod completions;
 #[cfg(feature = "dash")]

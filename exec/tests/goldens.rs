@@ -68,7 +68,7 @@ const CAPTURED: &[&str] = &["compile.cuda_graph=[\"block\"]"];
 const CAPTURED_WHOLE: &[&str] = &["compile.cuda_graph=full_iteration"];
 
 /// Other options that do not change the result.
-const EXTRAS: [&[&str]; 8] = [
+const EXTRAS: [&[&str]; 9] = [
     &[],
     CAPTURED,
     &["train.recompute=full"],
@@ -78,6 +78,7 @@ const EXTRAS: [&[&str]; 8] = [
         "train.loss=checkpointed_chunks",
         "train.loss_chunk_tokens=7",
     ],
+    &["train.loss=saved_chunks", "train.loss_chunk_tokens=7"],
     &["train.clip_norm=1e9"],
     &["fsdp.units=root", "train.grad_norm=false"],
 ];
@@ -683,6 +684,19 @@ fn load_balancing_of_transformers() {
         &["fsdp.policy=megatron", "train.recompute=selective"],
     ] {
         MIXTRAL_AUX.matches(set, FEW);
+    }
+}
+
+/// The head of GPT-2 is its embedding, whose gradient is the sum over all chunks.
+#[test]
+fn losses_over_split_logits() {
+    let loss = ["train.loss=split_logits", "train.loss_chunk_tokens=7"];
+    both(&loss, FEW);
+    for set in [
+        &["compile.mode=regions"][..],
+        &["fsdp.policy=fsdp2", "train.recompute=full"],
+    ] {
+        both(&[&loss[..], set].concat(), FEW);
     }
 }
 

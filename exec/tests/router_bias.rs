@@ -160,6 +160,29 @@ fn every_split_of_a_batch_moves_biases_alike() {
     }
 }
 
+/// Policy `fsdp2` leaves biases to the ranks, and adds up choices after backward: the same biases.
+#[test]
+fn fsdp2_moves_biases_alike() {
+    let run = DEEPSEEK_V3.recorded("router_bias.json");
+    let speed = format!("model.router_bias_update_speed={}", run["speed"]);
+    let set = ["model.router_bias=true", &speed, "fsdp.policy=fsdp2"];
+    DEEPSEEK_V3.matches_run(&run, &set, Some(FEW));
+    let all = biases(&scenario(&[]), options(FEW)).1;
+    for split in [
+        &["mesh.dp_shard=2", "train.micro_batch=2"][..],
+        &[
+            "mesh.dp_shard=2",
+            "mesh.dp_outer=2",
+            "train.micro_batch=1",
+            "train.recompute=full",
+        ],
+        &["train.grad_accum=4", "train.micro_batch=1"],
+    ] {
+        let set = [split, &["fsdp.policy=fsdp2"]].concat();
+        assert_eq!(biases(&scenario(&set), options(FEW)).1, all, "{set:?}");
+    }
+}
+
 /// Biases are part of checkpoints, which other meshes can load.
 #[test]
 fn resumed_runs_continue_with_their_biases() {

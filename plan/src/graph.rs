@@ -225,6 +225,8 @@ pub struct Graph {
     pub holds: Vec<(u32, u32)>,
     /// `(op, buffer)`: forward saves the buffer for a backward op that does not read it.
     pub saved: Vec<(u32, u32)>,
+    /// Buffers that the code of the training loop holds until backward has ended.
+    pub kept: Vec<u32>,
     /// Ranges of forward ops that the model's own code checkpoints, in order.
     pub checkpoints: Vec<Range<usize>>,
     /// Layers whose shared experts can overlap with the token exchange.

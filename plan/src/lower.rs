@@ -146,10 +146,22 @@ pub(crate) struct Lowering {
     pub(crate) adjacency: WeightAdjacency,
     /// Why Muon is impossible, if the schedule does not give each rank whole matrices.
     pub(crate) refuses_muon: Option<&'static str>,
-    /// Whether steps can move the biases of routers.
-    pub(crate) moves_router_biases: bool,
+    /// How steps move the biases of routers.
+    pub(crate) router_biases: RouterBiases,
     /// Creates the lifecycle with its buffers and streams.
     pub(crate) lifecycle: fn(&mut Emitter<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
+}
+
+/// How the steps of a schedule move the biases of routers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RouterBiases {
+    /// Not at all.
+    Fixed,
+    /// Counts of choices are reduced like gradients, unit by unit.
+    LikeGradients,
+    /// Biases are buffers that the engine does not manage. One collective at the end of backward
+    /// adds up the counts of all layers.
+    Apart,
 }
 
 /// Plans a scenario with a schedule.
@@ -394,6 +406,14 @@ fn units(
     (float8, muon): (&[bool], &[bool]),
 ) -> Result<(Vec<UnitSpec>, Vec<Group>), PlanError> {
     let specs = assign_units(&scenario.fsdp.units, modules)?;
+    let mut ignored = ignored_params(&scenario.fsdp.ignored_params, modules, params);
+    let is_apart = |p: &Param| p.router_bias && lowering.router_biases == RouterBiases::Apart;
+    if params.iter().any(is_apart) {
+        ignored.resize(params.len(), false);
+        for (ignored, p) in ignored.iter_mut().zip(params) {
+            *ignored |= is_apart(p);
+        }
+    }
     let groups = build_groups(
         &specs,
         modules,
@@ -407,7 +427,7 @@ fn units(
             float8_rows: recipes::gathered_block(&scenario.precision.float8)
                 .map(|block| block.rows_of_both() as u32),
             muon,
-            ignored: &ignored_params(&scenario.fsdp.ignored_params, modules, params),
+            ignored: &ignored,
         },
     )?;
     Ok((specs, groups))

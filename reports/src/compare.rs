@@ -30,6 +30,7 @@ pub(crate) use why::tokens;
 use crate::stats::{self, Options, Samples};
 use crate::view::{Difference, RunView, differences};
 use serde::Serialize;
+use shardlab_plan::ir::ParameterCount;
 use std::collections::BTreeMap;
 
 /// A run with a short name for tables and sentences.
@@ -86,6 +87,9 @@ pub struct Head {
     pub world_size: u32,
     /// Digest of the program.
     pub program_digest: String,
+    /// Numbers of parameters, unless they are unknown, as in a gate's baseline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<ParameterCount>,
 }
 
 impl Head {
@@ -99,6 +103,7 @@ impl Head {
             hardware: run.hardware.clone(),
             world_size: run.world_size,
             program_digest: side.run.program.digest.clone(),
+            parameters: side.run.program.parameter_count,
         }
     }
 }

@@ -175,6 +175,7 @@ fn program(instrs: &[InstrView]) -> ProgramView {
             .to_vec(),
         counts: BTreeMap::from([(SectionKind::Steady, counts)]),
         parameters: 1 << 20,
+        parameter_count: None,
         dp_shard: 4,
         dp_outer: 1,
         micro_batches: 1,

@@ -20,7 +20,7 @@ pub use shardlab_plan::record::Work;
 pub use work::{bytes, flops, name};
 
 use serde::{Deserialize, Serialize};
-use shardlab_plan::ir::{AxisId, UnitId};
+use shardlab_plan::ir::{AxisId, ParameterCount, UnitId};
 use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::record::{ExposedGap, Run, Span, awaited_names, awaited_units};
 use shardlab_plan::scenario::BatchUnit;
@@ -85,6 +85,10 @@ pub struct ProgramView {
     pub counts: BTreeMap<SectionKind, BTreeMap<String, u32>>,
     /// Number of trainable and frozen parameters.
     pub parameters: u64,
+    /// Numbers of all, active and trainable parameters; unknown in runs of older versions and in
+    /// imported ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameter_count: Option<ParameterCount>,
     /// Size of the inner axis.
     pub dp_shard: u32,
     /// Size of the outer axis.
@@ -120,6 +124,7 @@ impl ProgramView {
                 .iter()
                 .map(|p| p.weight_numel(&program.meta.mesh))
                 .sum(),
+            parameter_count: Some(program.meta.parameters),
             dp_shard: program.meta.mesh.size(AxisId::DP_SHARD),
             dp_outer: program.meta.mesh.size(AxisId::DP_OUTER),
             micro_batches: program.meta.micro_batches,

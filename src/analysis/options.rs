@@ -16,12 +16,14 @@ use Values::{All, These};
 pub(crate) const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
 /// Key that saves the same codes for backward. The results of layers do not change.
 pub(crate) const SAVED_CODES: &str = "precision.float8_saved";
+/// Key of the parts of blocks that selective recompute runs again.
+pub(crate) const MODULES: &str = "train.recompute_modules";
 /// Key of the state that is kept in host memory.
 pub(crate) const OFFLOAD: &str = "fsdp.offload";
 
 const DEPTHS: &[&str] = &["implicit", "0", "1", "2", "4"];
 
-const OPTIONS: [(&str, Values); 36] = [
+const OPTIONS: [(&str, Values); 37] = [
     ("fsdp.policy", All),
     ("fsdp.strategy", All),
     ("fsdp.units", These(&["block", "block_and_ends"])),
@@ -79,6 +81,22 @@ const OPTIONS: [(&str, Values); 36] = [
     ),
     ("train.recompute", All),
     ("train.recompute_layers", All),
+    // Megatron-LM's default first, then parts that are cheap to run again, then whole layers.
+    (
+        MODULES,
+        These(&[
+            "[\"core_attn\"]",
+            "[\"layernorm\"]",
+            "[\"core_attn\", \"layernorm\"]",
+            "[\"mla_up_proj\"]",
+            "[\"moe_act\"]",
+            "[\"layernorm\", \"moe_act\"]",
+            "[\"layernorm\", \"mla_up_proj\", \"moe_act\"]",
+            "[\"shared_experts\"]",
+            "[\"mlp\"]",
+            "[\"moe\"]",
+        ]),
+    ),
     ("train.loss", All),
     (
         "train.loss_chunk_tokens",

@@ -1,6 +1,6 @@
 //! The predicted effect of each option.
 
-use super::options::{self, GATHERS_OF_CODES, SAVED_CODES};
+use super::options::{self, GATHERS_OF_CODES, MODULES, SAVED_CODES};
 use super::shapes;
 use super::verdict::HEADROOM;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
@@ -196,6 +196,31 @@ fn codes(base: &Scenario) -> Vec<Change> {
     .collect()
 }
 
+/// Returns changes to parts of blocks that run again, with selective recompute: parts that the
+/// model has, under policies whose users can choose them, and without another choice of operations.
+pub(crate) fn recomputed_modules(base: &Scenario) -> impl Iterator<Item = Change> {
+    let train = &base.train;
+    let selective = train.recompute == Recompute::Selective;
+    let others = train.recompute_save.is_some() || train.recompute_nth_matmul > 0;
+    let applies = base.fsdp.can_set(MODULES, "") && !others;
+    let missing = [
+        ("moe", !base.model.has_experts()),
+        ("shared_experts", !base.model.has_experts()),
+        ("mla_up_proj", !base.model.options.latent.is_used()),
+    ];
+    let has = move |value: &&str| !missing.iter().any(|(part, no)| *no && value.contains(part));
+    let values = options::values(MODULES).filter(move |value| applies && has(value));
+    values.map(move |value| {
+        let modules = format!("{MODULES}={value}");
+        let selective = (!selective).then(|| "train.recompute=selective".to_owned());
+        let overrides: Vec<String> = selective.into_iter().chain([modules]).collect();
+        Change {
+            label: overrides.join(" "),
+            overrides,
+        }
+    })
+}
+
 /// Returns whether to propose an override to users of an engine, because they can set it.
 /// `shardlab explain` shows the others only on request.
 #[must_use]
@@ -241,7 +266,8 @@ pub(crate) fn improvements<'a>(
 /// Returns the changes to try on a scenario.
 #[must_use]
 pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
-    let alone = options::keys().flat_map(|key| options::values(key).map(|v| Change::one(key, v)));
+    let keys = options::keys().filter(|key| *key != MODULES);
+    let alone = keys.flat_map(|key| options::values(key).map(|v| Change::one(key, v)));
     let mut all: Vec<Change> = alone.collect();
     for depth in [0, 1, 2] {
         all.push(Change {
@@ -260,6 +286,7 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
         ],
     });
     all.extend(codes(base));
+    all.extend(recomputed_modules(base));
     all.extend(mesh(base));
     all.extend(expert_parallel(base));
     all.extend(dispatchers(base));
@@ -509,6 +536,34 @@ mod tests {
         assert!(is_settable(&fsdp(&[]), "moe.dispatcher=padded"));
         let fsdp2 = fsdp(&["fsdp.policy=fsdp2".to_owned()]);
         assert!(!is_settable(&fsdp2, "moe.dispatcher=padded"));
+    }
+
+    /// Parts of blocks are tried where the model has them and the engine's users can choose them.
+    #[test]
+    fn parts_of_blocks_are_tried_where_there_are_any() {
+        let of = |name: &str, set: &[&str]| {
+            let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+            let base = shardlab_plan::scenario::load(Path::new(name), &set).unwrap();
+            let tried = recomputed_modules(&base);
+            tried.map(|c| c.overrides).collect::<Vec<_>>()
+        };
+        let dense = of("small-megatron", &[]);
+        let first = [
+            "train.recompute=selective",
+            "train.recompute_modules=[\"core_attn\"]",
+        ];
+        assert_eq!(dense[0], first);
+        let has = |all: &[Vec<String>], part: &str| all.iter().any(|c| c[1].contains(part));
+        assert!(has(&dense, "mlp") && !has(&dense, "moe") && !has(&dense, "mla"));
+        let experts = of("small-moe", &[]);
+        assert!(has(&experts, "moe_act") && !has(&experts, "mla"));
+        // With selective recompute, only the parts change. Other choices of operations exclude
+        // them.
+        let selective = "train.recompute=selective";
+        assert_eq!(of("small-native", &[selective])[0], first[1..]);
+        let nth = "train.recompute_nth_matmul=2";
+        assert_eq!(of("small-native", &[selective, nth]).len(), 0);
+        assert_eq!(of("small-fsdp2", &[]).len(), 0);
     }
 
     #[test]

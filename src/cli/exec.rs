@@ -15,6 +15,7 @@ pub(super) use device::use_libraries;
 pub(crate) use utilisation::utilisation;
 
 use super::args::{One, plan, size};
+use super::communicators::{self, Communicator};
 use super::interrupt;
 use super::keep::{Place, SaveByDefault, Saved, with_source};
 use super::output::{Failure, Out, Status, say, writable, write_file};
@@ -515,6 +516,8 @@ struct Object {
     summary: Summary,
     /// Numbers of parameters.
     parameters: ParameterCount,
+    /// Communicators of a rank.
+    communicators: Vec<Communicator>,
     /// Number of steps of an earlier process; their losses are in `losses`.
     resumed_from: u64,
     /// Whether the run was stopped early.
@@ -564,6 +567,7 @@ impl Object {
             run_id: id.map(Id::to_string),
             summary,
             parameters: program.meta.parameters,
+            communicators: communicators::of(program),
             resumed_from: o.resumed_from,
             interrupted: o.interrupted,
             validation_losses: o.validations.clone(),

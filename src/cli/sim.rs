@@ -4,6 +4,7 @@ pub(super) mod report;
 
 use super::args::{Overrides, load, profiles};
 use super::budget::Check;
+use super::communicators::{self, Communicator};
 use super::keep::{SaveOnRequest, Saved, view_of};
 use super::output::{Failure, Out, Status, writable, write_file};
 use super::progress::Progress;
@@ -275,6 +276,8 @@ struct Object {
     summary: Summary,
     /// Numbers of parameters.
     parameters: ParameterCount,
+    /// Communicators of a rank.
+    communicators: Vec<Communicator>,
     /// `yes`, `tight`, `no` or `?`.
     fits: &'static str,
     /// Bytes by unit at the peak.
@@ -304,6 +307,7 @@ impl Object {
         Self {
             summary,
             parameters: p.program.meta.parameters,
+            communicators: communicators::of(&p.program),
             fits: p.fit.word(),
             memory_by_unit: p
                 .run

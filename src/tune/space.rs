@@ -5,8 +5,8 @@
 //! follow from the job.
 
 use super::Request;
-use crate::analysis::options::{self, GATHERS_OF_CODES, OFFLOAD, SAVED_CODES};
-use crate::analysis::whatif::{expert_parallel, is_settable, mesh};
+use crate::analysis::options::{self, GATHERS_OF_CODES, MODULES, OFFLOAD, SAVED_CODES};
+use crate::analysis::whatif::{expert_parallel, is_settable, mesh, recomputed_modules};
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{Float8Saved, RecomputeLayers, Units};
@@ -63,18 +63,9 @@ const ROWS: &[Row] = &[
             "train.recompute",
             "train.recompute_save",
             "train.recompute_nth_matmul",
+            MODULES,
         ],
-        Sets(&[
-            &["train.recompute=none"],
-            &["train.recompute=pointwise"],
-            &["train.recompute=selective"],
-            &["train.recompute=selective", "train.recompute_nth_matmul=2"],
-            &[
-                "train.recompute=selective",
-                "train.recompute_save=[\"attention\"]",
-            ],
-            &["train.recompute=full"],
-        ]),
+        From(recompute),
     ),
     row(&[LAYERS], From(layers)),
     row(
@@ -323,6 +314,32 @@ fn batches(today: &Prediction) -> Vec<Choice> {
         ]
     };
     divisors.map(choice).collect()
+}
+
+/// Returns what may run again in backward. Parts of blocks that run again today are given up in
+/// favor of other choices.
+fn recompute(today: &Prediction) -> Vec<Choice> {
+    let base = &today.scenario;
+    let no_parts = (!base.train.recompute_modules.is_empty()).then(|| format!("{MODULES}=[]"));
+    let others: [&[&str]; 6] = [
+        &["train.recompute=none"],
+        &["train.recompute=pointwise"],
+        &["train.recompute=selective"],
+        &["train.recompute=selective", "train.recompute_nth_matmul=2"],
+        &[
+            "train.recompute=selective",
+            "train.recompute_save=[\"attention\"]",
+        ],
+        &["train.recompute=full"],
+    ];
+    let others = others.into_iter().map(|set| {
+        let is_selective = set[0].ends_with("selective");
+        let no_parts = no_parts.clone().filter(|_| is_selective);
+        let set = set.iter().map(|s| (*s).to_owned());
+        set.chain(no_parts).collect()
+    });
+    let parts = recomputed_modules(base).map(|change| change.overrides);
+    others.chain(parts).collect()
 }
 
 /// Returns the meshes over the same ranks.

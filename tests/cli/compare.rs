@@ -67,6 +67,10 @@ fn the_gain_of_prefetch_and_its_cause() {
         let set = format!("fsdp.prefetch_forward={set}");
         let sim = &json(&["sim", path, "--set", &set, "--json"])[0];
         assert_eq!(sim["step_ms"]["median"].as_f64(), Some(expected));
+        assert!(sim["parameters"]["total"].as_u64() > Some(8_000_000_000));
+        for run in [0, 1] {
+            assert_eq!(pair["runs"][run]["parameters"], sim["parameters"]);
+        }
     }
     assert!(without > with);
     assert_eq!(pair["step"]["verdict"], "regressed");

@@ -69,8 +69,8 @@ fn router_bias(draft: &mut Draft) {
 }
 
 /// What predictions leave out if steps update the router biases. Megatron-LM's steps may, and those
-/// of torchtitan's flavors do (`load_balance_coeff` of `MoEArgs` is 0.001).
-/// `model.router_bias_update_speed` only applies to policy native.
+/// of torchtitan's flavors do (`load_balance_coeff` of `MoEArgs` is 0.001). Not every policy that a
+/// job may have supports `model.router_bias_update_speed`, so it is not set.
 pub(super) const UPDATED: &str = "the all-reduce and the kernels that update biases of routers after each step are not predicted";
 
 /// Builds the MoE model, without considering updates of biases.
@@ -230,5 +230,6 @@ const PARTIAL_NODES: &str =
     "groups that do not fill their nodes are predicted as an all-to-all of every choice";
 /// Megatron-LM limits the rows of each expert; `moe.capacity_factor` those between two ranks.
 const PER_EXPERT: &str = "the limit is predicted for the rows that a rank sends to another one, not for those of each \
-                          expert: fewer tokens are dropped if experts are not equally popular";
+                          expert: memory and padded rows are the same, but fewer tokens are dropped if a rank has \
+                          several experts that are not equally popular";
 const DROPPED: &str = "tokens above the capacity are predicted as kept";

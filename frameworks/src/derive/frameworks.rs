@@ -63,6 +63,7 @@ static RULES: [(&Format, Rules); 13] = [
         &TORCHTUNE,
         Rules {
             refuse: torchtune::refuse,
+            last: torchtune::last,
             ..NO_RULES
         },
     ),

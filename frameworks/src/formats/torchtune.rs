@@ -111,13 +111,13 @@ const KEYS: &[Key] = &[
         {
             return Ok(Effect::Decisive(PREFERENCES));
         }
-        Ok(
-            if node.full().contains("LinearCrossEntropy") || node.full().contains("Chunked") {
-                set("train.loss", "chunked")
-            } else {
-                set("train.loss", "materialized")
-            },
-        )
+        Ok(if node.full().contains("LinearCrossEntropy") {
+            set("train.loss", "saved_chunks")
+        } else if node.full().contains("Chunked") {
+            set("train.loss", "split_logits")
+        } else {
+            set("train.loss", "materialized")
+        })
     }),
     integer("model.vocab_size", "model.vocab"),
     integer("model.num_layers", "model.layers"),

@@ -48,6 +48,7 @@ pub(super) fn emit(
     let kept: SmallVec<[u32; 2]> = loss
         .into_iter()
         .chain(b.one.and_then(|v| m.graph.buffer_of(v)))
+        .chain(m.graph.kept.iter().copied())
         .collect();
     let lives = Liveness::new(&m.graph, &m.tree, &training, split, &kept);
     let ready = ready(&m.graph, b, plan, &lives, split as u32);

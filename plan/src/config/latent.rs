@@ -63,7 +63,7 @@ impl Default for Latent {
 impl Latent {
     /// Returns whether attention is latent.
     #[must_use]
-    pub(crate) fn is_used(&self) -> bool {
+    pub fn is_used(&self) -> bool {
         self.kv_lora_rank > 0
     }
 

@@ -102,6 +102,10 @@ pub enum Loss {
     /// In chunks of rows, including the head; backward recomputes each chunk
     /// (`torch.utils.checkpoint`).
     CheckpointedChunks,
+    /// In chunks of rows, including the head; each chunk's operations save what backward needs.
+    SavedChunks,
+    /// All logits, then the cross entropy in chunks of rows, one of which is in float32 at a time.
+    SplitLogits,
 }
 
 impl Loss {
@@ -134,6 +138,8 @@ words!(Loss {
     Materialized = "materialized",
     Chunked = "chunked",
     CheckpointedChunks = "checkpointed_chunks",
+    SavedChunks = "saved_chunks",
+    SplitLogits = "split_logits",
 });
 
 /// Backend of fused attention, by the names of `torch.nn.attention.SDPBackend`.
@@ -266,6 +272,8 @@ pub struct Train {
     pub loss: Loss,
     /// Rows per chunk of a chunked loss.
     pub loss_chunk_rows: u64,
+    /// Whether the training loop holds the logits until the end of backward.
+    pub keep_logits: bool,
     /// Attention backend; `None`: the one that PyTorch picks.
     pub attention_backend: Option<AttentionBackend>,
     /// Optimizer.

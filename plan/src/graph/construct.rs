@@ -607,6 +607,12 @@ impl Graph {
         )[0]
     }
 
+    /// Lets a value live until the end of backward, because the training loop has a variable for
+    /// it.
+    pub(crate) fn keep(&mut self, v: ValueId) {
+        self.kept.extend(self.buffer_of(v));
+    }
+
     /// Ends the lifetime of the code's local variable for this value, which goes out of scope or is
     /// reassigned here, or of a value that autograd has saved. Compiled code keeps no such values.
     pub(crate) fn release(&mut self, v: ValueId) {

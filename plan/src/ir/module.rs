@@ -1,7 +1,7 @@
 //! The module tree of a model and its parameters.
 
 use super::{AxisId, DeviceMesh, ModuleId, Packed, Placement, Placements, Shape};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -326,7 +326,7 @@ impl Param {
 }
 
 /// Numbers of parameters of a model, over all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterCount {
     /// All.
     pub total: u64,

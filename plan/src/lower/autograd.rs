@@ -25,8 +25,8 @@ struct Grad {
 #[derive(Clone, Debug)]
 pub(crate) struct AutogradGrads {
     grads: Vec<Grad>,
-    /// Dtype of sums, in which gradients are reduced.
-    sums: DType,
+    /// Dtype of sums, in which gradients are reduced; `None`: the one in which they arrive.
+    sums: Option<DType>,
     /// Role of a parameter's first gradient in a step.
     first: Role,
 }
@@ -35,18 +35,25 @@ impl AutogradGrads {
     pub(crate) fn new(params: usize, sums: DType) -> Self {
         Self {
             grads: vec![Grad::default(); params],
-            sums,
+            sums: Some(sums),
             first: Role::FullGrad,
         }
     }
 
     /// Returns gradients that the optimizer reads as autograd leaves them, in the dtype in which
     /// they arrive.
-    pub(crate) fn at_rest(params: usize, dtype: DType) -> Self {
+    pub(crate) fn at_rest(params: usize) -> Self {
         Self {
+            grads: vec![Grad::default(); params],
+            sums: None,
             first: Role::MainGrad,
-            ..Self::new(params, dtype)
         }
+    }
+
+    /// Returns the dtype of sums if it is not the one in which the gradient of `p` arrives.
+    fn other_sums(&self, out: &Emitter<'_>, p: ParamId) -> Option<DType> {
+        self.sums
+            .filter(|sums| *sums != out.inputs.graph_type_of(p))
     }
 
     fn made(&mut self, out: &mut Emitter<'_>, p: ParamId, which: usize, dtype: DType) -> BufferId {
@@ -62,7 +69,7 @@ impl AutogradGrads {
 
     /// Returns where a kernel writes the gradient of `p`. Allocates the gradient if there is none.
     pub(crate) fn location(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        let dtype = out.inputs.types.compute;
+        let dtype = out.inputs.graph_type_of(p);
         let grad = self.grads[p.index()];
         let buffer = grad.live.unwrap_or_else(|| {
             let taken = grad.sum.is_some() && grad.sum == grad.made[0];
@@ -101,7 +108,7 @@ impl AutogradGrads {
     /// Completes a gradient in the dtype of sums: autograd adds it to the gradient of earlier
     /// micro-batches.
     pub(crate) fn accumulate_alike(&mut self, out: &mut Emitter<'_>, p: ParamId) {
-        if self.sums == out.inputs.types.compute {
+        if self.other_sums(out, p).is_none() {
             self.accumulate(out, p);
         }
     }
@@ -125,20 +132,20 @@ impl AutogradGrads {
         let Some(live) = self.grads[p.index()].live.take() else {
             return;
         };
-        if self.sums == out.inputs.types.compute {
+        let Some(dtype) = self.other_sums(out, p) else {
             self.grads[p.index()].sum = Some(live);
             return;
-        }
-        let sum = self.made(out, p, 1, self.sums);
+        };
+        let sum = self.made(out, p, 1, dtype);
         out.b.alloc(Rule::Accumulate, sum);
         let (from, to) = (out.b.whole(live), out.b.whole(sum));
-        let n = to.bytes / self.sums.size();
+        let n = to.bytes / dtype.size();
         let copy = ShardOp::Copy;
         out.run(KernelLaunch {
             rule: Rule::Accumulate,
             op: copy,
             elements: n,
-            dtype: self.sums,
+            dtype,
             stream: COMPUTE,
             reads: &[from],
             writes: &[to],

@@ -283,8 +283,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Adds the communicators that the mesh needs: for each axis over which groups are sharded,
-    /// with a second one over the same ranks for reductions; for the outer axis; and for a part of
-    /// the shard axis with integer reshard.
+    /// with a second one over the same ranks for reductions, and for the outer axis.
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
         let fsdp = &self.inputs.scenario.fsdp;
         let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
@@ -304,9 +303,15 @@ impl<'a> Emitter<'a> {
         });
         Comms {
             sharded: sharded.collect(),
-            sub: self.communicator("sub_shard", AxisSet::of(AxisId::SUB_SHARD), gathers),
             outer: self.communicator("outer", AxisSet::of(AxisId::DP_OUTER), false),
         }
+    }
+
+    /// Adds a communicator for gathers within a part of the shard axis; returns `None` without
+    /// integer reshard.
+    pub(crate) fn sub_communicator(&mut self, name: &str) -> Option<CommId> {
+        let copy_engine = self.inputs.scenario.fsdp.copy_engine_gather;
+        self.communicator(name, AxisSet::of(AxisId::SUB_SHARD), copy_engine)
     }
 
     /// Adds a communicator along axes; returns `None` if they have one rank.
@@ -341,7 +346,6 @@ pub(crate) struct ShardComms {
 pub(crate) struct Comms {
     sharded: Vec<(AxisId, ShardComms)>,
     pub(crate) outer: Option<CommId>,
-    pub(crate) sub: Option<CommId>,
 }
 
 impl Comms {

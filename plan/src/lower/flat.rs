@@ -153,6 +153,8 @@ fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tens
 /// State and building blocks.
 pub(crate) struct Flat {
     pub(crate) comms: Comms,
+    /// Communicator for gathers within a part of the shard axis (integer reshard).
+    sub: Option<CommId>,
     pub(crate) streams: CommStreams,
     pub(crate) groups: Vec<GroupState>,
     /// Host buffers of offloaded state, by device buffer.
@@ -180,6 +182,7 @@ impl Flat {
     ) -> Self {
         let types = out.inputs.types;
         let mut flat = Self {
+            sub: out.sub_communicator("sub_shard"),
             comms,
             streams,
             groups: Vec::new(),
@@ -590,7 +593,7 @@ impl Flat {
             (None, None, _) => state.sharded.part(output),
         };
         let comm = if from.is_some() {
-            self.comms.sub
+            self.sub
         } else {
             state.sharded.comms.gather
         };

@@ -702,6 +702,23 @@ fn further_options_check() {
             "train.grad_accum=2",
         ],
         &[
+            "train.loss=saved_chunks",
+            "train.loss_chunk_tokens=7",
+            "fsdp.policy=fsdp2",
+        ],
+        &[
+            "train.loss=split_logits",
+            "train.loss_chunk_tokens=7",
+            "compile.mode=regions",
+            "train.grad_accum=2",
+        ],
+        &[
+            "train.loss=split_logits",
+            "train.loss_chunk_tokens=7",
+            "fsdp.policy=megatron",
+            "model.tie_embeddings=true",
+        ],
+        &[
             "train.loss=chunked",
             "compile.mode=regions",
             "train.grad_accum=2",

@@ -1,7 +1,7 @@
 //! Inputs and losses.
 
 use super::build::Builder;
-use super::chunked;
+use super::chunked::{self, Kept};
 use super::cross_entropy;
 use super::declare::{Layer, ROOT};
 use super::implementation;
@@ -58,8 +58,13 @@ pub(super) fn head_and_loss(
             let hidden = b.within(ROOT, |b| scaled(b, hidden));
             chunked::head_and_loss(b, head, hidden, labels);
         }
-        Loss::CheckpointedChunks => {
-            chunked::checkpointed(b, head, hidden, labels, |b, logits| {
+        Loss::CheckpointedChunks | Loss::SavedChunks | Loss::SplitLogits => {
+            let kept = match b.s.train.loss {
+                Loss::SavedChunks => Kept::Saved,
+                Loss::SplitLogits => Kept::SavedAfterLogits,
+                _ => Kept::Hidden,
+            };
+            chunked::differentiated(b, head, hidden, labels, kept, |b, logits| {
                 let logits = scaled(b, logits);
                 soft_limit(b, logits, change.softcap)
             });
@@ -127,7 +132,11 @@ fn cross_entropy_of(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) -> Va
         let float = cross_entropy::float_rows(b, logits);
         let loss = cross_entropy::of_rows(b, float, labels);
         // The code around the call holds the logits.
-        b.g.release(logits);
+        if b.s.train.keep_logits {
+            b.g.keep(logits);
+        } else {
+            b.g.release(logits);
+        }
         loss
     })
 }

@@ -64,6 +64,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             activation_offload: false,
             caches_unneeded: false,
             loss: Loss::Materialized,
+            keep_logits: false,
             loss_chunk_rows: 4096,
             attention_backend: None,
             optimizer: Optimizer::Adamw,

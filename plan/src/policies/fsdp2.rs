@@ -17,6 +17,7 @@ mod gather;
 mod ignored;
 mod offload;
 mod reduce;
+mod router_biases;
 mod spec;
 mod tables;
 
@@ -24,7 +25,7 @@ pub(super) use spec::SPEC;
 
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, Role, StreamId, UnitId,
+    Access, BufferId, COMPUTE, CommId, EventId, GroupId, Holds, ParamId, Role, StreamId, UnitId,
 };
 use crate::lower::PlanError;
 use crate::lower::autograd::AutogradGrads;
@@ -86,6 +87,10 @@ struct GroupState {
 
 pub(crate) struct Fsdp2 {
     comms: Comms,
+    /// By unit: the communicator for gathers in backward with integer reshard. Each call of
+    /// `fully_shard` builds a mesh of its own, with its own process groups
+    /// (`_get_post_forward_mesh_info`).
+    subs: Vec<Option<CommId>>,
     copy_in: StreamId,
     streams: CommStreams,
     groups: Vec<GroupState>,
@@ -103,6 +108,8 @@ pub(crate) struct Fsdp2 {
     grads: AutogradGrads,
     /// Gradients of parameters that the policy does not manage.
     ignored: AutogradGrads,
+    /// Communicator of all data-parallel ranks, if they count choices of experts.
+    over_data: Option<CommId>,
     /// Whether one backward covers all micro-batches; see Note [Joint backward].
     joint: bool,
     /// Whether each unit has a hook after its backward.
@@ -137,6 +144,13 @@ impl Fsdp2 {
         let offloads = out.inputs.scenario.fsdp.offload.any();
         let cpu = offloads.then(|| out.b.add_stream(StreamKind::Cpu, 0));
         let comms = out.communicators(separate);
+        let units = out.inputs.units.iter().map(|unit| {
+            let name = format!("sub_shard {}", unit.spec.name);
+            let sub = unit.reshards.then(|| out.sub_communicator(&name));
+            sub.flatten()
+        });
+        let subs = units.collect();
+        let over_data = router_biases::communicator(out, &comms);
         let groups = out
             .inputs
             .group_ids()
@@ -151,6 +165,7 @@ impl Fsdp2 {
         };
         Self {
             comms,
+            subs,
             copy_in,
             streams,
             groups,
@@ -160,7 +175,8 @@ impl Fsdp2 {
             held: None,
             pending: VecDeque::new(),
             grads: AutogradGrads::new(out.inputs.tape.params.len(), sums),
-            ignored: AutogradGrads::at_rest(out.inputs.tape.params.len(), out.inputs.types.compute),
+            ignored: AutogradGrads::at_rest(out.inputs.tape.params.len()),
+            over_data,
             joint,
             hooked: out.inputs.units_after_trained(),
             backward: false,
@@ -386,6 +402,7 @@ impl Lifecycle for Fsdp2 {
         }
         if self.last {
             self.scale_ignored(out);
+            self.add_up_choices(out);
         }
     }
 

@@ -24,7 +24,7 @@ use applies::{
     DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, HALF_PRECISION, MODE_FULL,
     MUON, NO_ROPE_LAYERS, RECOMPUTE, ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE,
     SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN,
-    SOME_SKIPPED, TEMPERATURE, TRANSFORMED_LAYERS, TRANSFORMERS,
+    SOME_SKIPPED, TEMPERATURE, TRANSFORMED_LAYERS, TRANSFORMERS, WHOLE_LOGITS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -742,8 +742,9 @@ keys! {
     RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
     UseReentrant: "train" "use_reentrant" [Bool] "false" "Full recompute by an autograd function (torch.utils.checkpoint with use_reentrant=True): the whole block runs again, without early stop, before its backward hooks run" needs [FULL_RECOMPUTE];
     ActivationOffload: "train" "activation_offload" also ["activation_offloading", "enable_activation_offloading"] [Bool] "false" "Copy saved activations to pinned host memory on a separate stream, and back before backward uses them (OffloadActivations of torchtune and TRL); tensors below 1 KiB stay on the device";
-    Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist, as Liger's fused linear cross entropy does), checkpointed_chunks (computes logits and loss chunk by chunk, and again in backward: `torch.utils.checkpoint` around each chunk)";
+    Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist, as Liger's fused linear cross entropy does), checkpointed_chunks (computes logits and loss chunk by chunk, and again in backward: `torch.utils.checkpoint` around each chunk), saved_chunks (computes logits and loss chunk by chunk and saves for backward what the chunk's operations need: torchtune's LinearCrossEntropyLoss), split_logits (computes all logits, then the loss chunk by chunk, so that one chunk at a time is cast to float32: torchtune's CEWithChunkedOutputLoss)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB), Choice(&["auto"])] "4096" "Tokens per chunk of a chunked loss: smaller chunks use less memory, larger ones are faster. auto: equal chunks whose logits take up to 512 MiB, of 1,024 tokens or more" needs [CHUNKED_LOSS];
+    KeepLogits: "train" "keep_logits" [Bool] "false" "The logits stay alive until the end of backward, because the training loop has them in a local variable: `logits = model(tokens); loss = loss_fn(logits, labels); loss.backward()`. false: they are freed when the loss has been computed, as in `del logits`, or in a function that returns the loss only" needs [WHOLE_LOGITS];
     AttentionBackend: "train" "attention_backend" also ["sdpa_backend"] [Choice(AttentionBackend::WORDS)] "(the one that PyTorch picks)" "Library of the fused attention kernels, for predictions (torch.nn.attention.sdpa_kernel): cudnn, flash (FlashAttention 2), efficient (CUTLASS), triton (FlashAttention 1 in Triton)";
     Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), lion (one momentum), sgd (no state), muon (one momentum for the matrices of blocks, whose updates are orthogonalized; AdamW for all other parameters)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";

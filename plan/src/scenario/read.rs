@@ -223,6 +223,7 @@ fn train(d: &Document, seq_len: u64, vocab: u64, document_lengths: DocumentLengt
                 .is_empty(),
         loss: d.setting(Key::Loss),
         loss_chunk_rows: loss_chunk(d, seq_len, vocab),
+        keep_logits: d.setting(Key::KeepLogits),
         attention_backend: d.given(Key::AttentionBackend),
         optimizer: d.setting(Key::Optimizer),
         lr: d.setting(Key::Lr),

@@ -6,6 +6,7 @@ use super::ties::{self, Point};
 use crate::tolerance::Tolerance;
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use serde::Serialize;
+use shardlab_plan::ir::ParameterCount;
 use shardlab_plan::record::float;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
@@ -204,6 +205,9 @@ pub struct Row {
     pub scenario: String,
     /// `sim` or `exec`.
     pub kind: &'static str,
+    /// Numbers of parameters, unless they are unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<ParameterCount>,
     /// Whether the run fits the device, if known.
     pub fits: Option<bool>,
     /// Whether the run is on the Pareto front of time per token and reserved memory, among the runs
@@ -332,6 +336,7 @@ impl Matrix {
                     label: (*label).to_owned(),
                     scenario: view.scenario.name.clone(),
                     kind: view.kind(),
+                    parameters: view.program.parameter_count,
                     fits: view.fits(),
                     on_front,
                 })

@@ -7,7 +7,7 @@ use super::{Explanation, MAX_LISTED, MAX_LISTED_ALL, Tried};
 use crate::analysis::basis::{self, number};
 use crate::analysis::smallest_fit::{Search, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
-use crate::analysis::whatif::{Effect, WhatIf, improvements};
+use crate::analysis::whatif::{Effect, TOLERANCE, WhatIf, improvements};
 use crate::predict::{Fit, TIGHT};
 use shardlab_plan::config::Fsdp;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
@@ -111,9 +111,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
     let (worth, other): (Vec<_>, Vec<_>) = worth
         .into_iter()
         .partition(|(w, _)| w.change.keeps_training());
-    let (faster, smaller): (Vec<_>, Vec<_>) = worth
-        .into_iter()
-        .partition(|(_, x)| x.is_faster_than(&e.base));
+    let (faster, smaller) = by_gain(worth, &e.base);
     out.blank()?;
     out.heading("What to change")?;
     let answers: Vec<(&WhatIf, &Effect)> = e
@@ -147,6 +145,24 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
     out.text(table)?;
     // If the scenario is tight, the changes may be too.
     tight_in_words(std::iter::once(&e.base), out)
+}
+
+/// A change and its effect.
+type Tries<'a> = Vec<(&'a WhatIf, &'a Effect)>;
+
+/// Divides changes that help, fastest first, into the fastest ones and those that save memory, most
+/// memory first. A change that is a little faster and saves much memory is one of the latter if
+/// the former have enough others.
+fn by_gain<'a>(worth: Tries<'a>, base: &Effect) -> (Tries<'a>, Tries<'a>) {
+    let (mut faster, mut smaller): (Tries<'_>, Tries<'_>) =
+        worth.into_iter().partition(|(_, x)| x.is_faster_than(base));
+    if faster.len() > MAX_LISTED {
+        let slowest = faster.split_off(MAX_LISTED);
+        let saving = |(_, x): &(&WhatIf, &Effect)| x.saves(base) > TOLERANCE;
+        smaller.extend(slowest.into_iter().filter(saving));
+        smaller.sort_by_key(|(_, x)| x.peak_reserved);
+    }
+    (faster, smaller)
 }
 
 /// Prints the smallest changes that make a job fit.

@@ -60,6 +60,7 @@ pub(super) fn of(run: &RunImport) -> RunView {
             streams: m.streams.clone(),
             counts: BTreeMap::from([(SectionKind::Steady, counts)]),
             parameters: facts.model.parameters.unwrap_or(0),
+            parameter_count: None,
             dp_shard: value(facts.dp_shard.as_ref().map(|d| d.value)),
             dp_outer: value(facts.dp_outer.as_ref().map(|d| d.value)),
             micro_batches: u16::try_from(value(facts.accumulation.as_ref().map(|a| a.value)))

@@ -41,6 +41,10 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
         let row = draft.suppose("precision", "bf16-mixed", DEFAULT_PRECISION);
         draft.apply(row, Effect::Mixed(Dtype::Bf16))?;
     }
+    // `logits = model(input_ids)` in the loop of each command. The chunks that `finetune_lora`
+    // computes are predicted as one tensor.
+    let why = "LitGPT's training loop has the logits in a variable during backward";
+    draft.assume("train.keep_logits", "true", why);
     if command == Command::Lora {
         adapters(draft)?;
     }

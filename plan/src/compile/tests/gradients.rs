@@ -216,7 +216,12 @@ fn chunked_loss_changes_no_gradient() {
         base.model.layers = 1;
         base.model.tie_embeddings = tie;
         (base.train.micro_batch, base.train.seq_len) = (3, 400);
-        for loss in [Loss::Chunked, Loss::CheckpointedChunks] {
+        for loss in [
+            Loss::Chunked,
+            Loss::CheckpointedChunks,
+            Loss::SavedChunks,
+            Loss::SplitLogits,
+        ] {
             let mut s = base.clone();
             s.train.loss = loss;
             assert_same(&base, &s);

@@ -1,10 +1,10 @@
 //! Order, events and lifetimes of policy `fsdp2`, as in `torch.distributed.fsdp` 2.11.
 
 use super::find::{checked, collectives, frees, kernels, output, recorded, stream, waits};
-use super::{collective, steady};
+use super::{LLAMA, collective, program, steady};
 use crate::ir::{
-    COMPUTE, CollectiveKind, CopyKind, DType, EventId, Holds, KernelClass, Pool, Real, ReduceOp,
-    Role, ShardOp, StreamId,
+    AxisId, AxisSet, COMPUTE, CollectiveKind, CopyKind, DType, EventId, Holds, KernelClass, Pool,
+    Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 
@@ -398,6 +398,30 @@ fn attention_has_its_workspace_while_it_runs() {
     assert_eq!(phases, [Phase::Backward; 2], "once a block");
     assert!(named(&checked(&[])).is_empty());
     assert!(named(&fsdp2(&["mesh.hardware=cpu"])).is_empty());
+}
+
+/// A call of `fully_shard` with an integer builds a mesh with process groups of its own, as in the
+/// trace `tests/data/traces/group2.json.gz`. A single engine gathers all units in one group.
+#[test]
+fn integer_reshard_has_a_process_group_per_unit() {
+    let subs = |set: &[&str]| {
+        let all = [&["fsdp.reshard_after_forward=2"], set].concat();
+        let p = program(LLAMA, &all);
+        let is_sub =
+            |c: &&crate::program::Communicator| c.axes.contains(AxisSet::of(AxisId::SUB_SHARD));
+        let all = p.communicators.iter().filter(is_sub);
+        let named = all.map(|c| (c.name.clone(), c.ranks.size));
+        named.collect::<Vec<_>>()
+    };
+    let of = |name: &str| (name.to_owned(), 2);
+    let blocks = ["sub_shard layers.0", "sub_shard layers.1"].map(of);
+    assert_eq!(subs(&["fsdp.policy=fsdp2"])[..], blocks);
+    // The root has one only if it reshards, too.
+    let root = subs(&["fsdp.policy=fsdp2", "fsdp.reshard_root=true"]);
+    assert_eq!(root.len(), 3);
+    assert!(root.contains(&of("sub_shard root")), "{root:?}");
+    assert_eq!(subs(&["fsdp.policy=native"])[..], [of("sub_shard")]);
+    assert_eq!(subs(&["fsdp.policy=fsdp2", "mesh.dp_outer=2"])[..], blocks);
 }
 
 /// `FSDPState._post_forward` reshards the root before the loss sees its output. The root's

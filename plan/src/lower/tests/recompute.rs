@@ -291,6 +291,77 @@ fn checkpointed_chunks_of_the_loss_run_again() {
     assert_eq!(logits(&loss), 20 * 250 * 4);
 }
 
+/// Returns the bytes of logits in 16 and in 32 bits, and of their gradients, at the point of
+/// forward and backward where they are most.
+fn logits(set: &[&str]) -> [u64; 2] {
+    let eager = ["fsdp.policy=fsdp2", "precision.compute=bf16"];
+    let all = [&eager[..], set].concat();
+    let tape = crate::tape_of(&scenario(LLAMA, &all)).unwrap();
+    let (mut now, mut most) = (0_u64, [0, 0]);
+    for (pass, ops) in [&tape.forward, &tape.backward].into_iter().enumerate() {
+        for op in ops {
+            let bytes = |s: &crate::ir::StorageId| {
+                let storage = &tape.storages[s.index()];
+                let is_logits = storage.role == StorageRole::Logits;
+                if is_logits { storage.bytes.0 } else { 0 }
+            };
+            match op {
+                TapeOp::Alloc(s) => now += bytes(s),
+                TapeOp::Free(s) => now -= bytes(s),
+                _ => {}
+            }
+            most[pass] = most[pass].max(now);
+        }
+    }
+    most
+}
+
+/// Logits of all 64 tokens and a vocabulary of 250, in 16 and in 32 bits.
+const HALF: u64 = 64 * 250 * 2;
+const FLOAT: u64 = 64 * 250 * 4;
+
+/// Chunks of 16 tokens. Eager autograd saves the float32 log-probabilities of all chunks. What
+/// differs is whether all logits are there before the first loss, and which gradients are there at
+/// once.
+#[test]
+fn losses_in_chunks_save_what_backward_needs() {
+    let chunks = |loss: &str| logits(&[loss, "train.loss_chunk_tokens=16"]);
+    // Logits, their float32 copy and log-probabilities of all tokens. Then the gradients of both.
+    assert_eq!(logits(&[]), [HALF + 2 * FLOAT, 3 * FLOAT]);
+    // The last chunk has its logits, their copy and log-probabilities, next to three others.
+    let saved = chunks("train.loss=saved_chunks");
+    assert_eq!(saved[0], FLOAT + (HALF + FLOAT) / 4);
+    assert_eq!(saved[1], FLOAT + 2 * FLOAT / 4);
+    // All logits until the end of the loss, then gradients in 16 bits instead of them.
+    let split = chunks("train.loss=split_logits");
+    assert_eq!(split[0], FLOAT + HALF + FLOAT / 4);
+    assert_eq!(split[1], FLOAT + 2 * FLOAT / 4);
+}
+
+/// A variable of the training loop keeps the logits in 16 bits.
+#[test]
+fn kept_logits_live_until_the_end_of_backward() {
+    let [forward, backward] = logits(&["train.keep_logits=true"]);
+    assert_eq!([forward, backward], [HALF + 2 * FLOAT, HALF + 3 * FLOAT]);
+    let ends = |set: &[&str]| {
+        let all = [&["fsdp.policy=fsdp2"], set].concat();
+        let tape = crate::tape_of(&scenario(LLAMA, &all)).unwrap();
+        let is_logits = |s: &crate::ir::StorageId| {
+            let storage = &tape.storages[s.index()];
+            storage.role == StorageRole::Logits && storage.bytes.0 == HALF
+        };
+        let last = |op: &TapeOp| matches!(op, TapeOp::Launch { .. });
+        let end = tape.backward.iter().rposition(last).unwrap();
+        let mut after = tape.backward[end..].iter();
+        after.any(|op| matches!(op, TapeOp::Free(s) if is_logits(s)))
+    };
+    for mode in ["off", "regions", "blocks"] {
+        let mode = format!("compile.mode={mode}");
+        assert!(ends(&[&mode, "train.keep_logits=true"]), "{mode}");
+        assert!(!ends(&[&mode]), "{mode}");
+    }
+}
+
 /// Under FSDP2, the hook before a block's backward prefetches the next unit. With reentrant
 /// recompute, this hook runs after recompute.
 #[test]

@@ -29,7 +29,8 @@ impl Fsdp2 {
         let kept = self.groups[g.index()].kept.clone();
         let (comm, bytes, per_rank) = match out.inputs.scenario.fsdp.reshard_after_forward {
             Reshard::Group(s) if !kept.is_empty() => {
-                (self.comms.sub, full / u64::from(s), Some(AxisId::SUB_SHARD))
+                let comm = self.subs[out.inputs.group(g).unit.index()];
+                (comm, full / u64::from(s), Some(AxisId::SUB_SHARD))
             }
             _ => {
                 let axis = out.inputs.shard_axis(g);

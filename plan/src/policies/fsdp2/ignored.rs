@@ -21,7 +21,11 @@ pub(super) fn state(out: &mut Emitter<'_>, g: GroupId, layout: &PerParamLayout) 
     let mut state = GroupState::default();
     for (i, item) in layout.items.iter().enumerate() {
         let (holds, param) = (Holds::Param(item.param), item.param.index());
-        let kept = types.shard(&out.inputs.tape.params[param]);
+        // Biases of routers are float32 buffers.
+        let kept = match group.router_biases {
+            true => out.inputs.graph_type_of(item.param),
+            false => types.shard(&out.inputs.tape.params[param]),
+        };
         let bytes = item.numel * kept.size();
         let weight = out.persistent(Role::MainWeight, bytes, kept, group.unit, holds);
         state.shards.push(weight);
@@ -52,7 +56,11 @@ impl Fsdp2 {
 
     /// Returns the trained parameters of a group that have a gradient, by their indices in the
     /// group, with their gradients.
-    fn ignored_gradients(&self, out: &Emitter<'_>, g: GroupId) -> Vec<(usize, BufferId)> {
+    pub(super) fn ignored_gradients(
+        &self,
+        out: &Emitter<'_>,
+        g: GroupId,
+    ) -> Vec<(usize, BufferId)> {
         let params = out.inputs.group(g).params.iter().enumerate();
         params
             .filter_map(|(i, p)| Some((i, self.ignored.sum(*p)?)))
@@ -68,7 +76,10 @@ impl Fsdp2 {
             None => f64::from(out.inputs.data_ranks()),
         };
         let (phase, at) = (out.b.phase(), out.b.unit());
-        for g in out.inputs.group_ids() {
+        // Counts of choices have no factor.
+        let ids = out.inputs.group_ids();
+        let gradients = ids.filter(|g| !out.inputs.group(*g).router_biases);
+        for g in gradients {
             out.b.at(out.inputs.group(g).unit, phase);
             for (_, grad) in self.ignored_gradients(out, g) {
                 let dtype = out.b.program().buffers[grad.index()].dtype;

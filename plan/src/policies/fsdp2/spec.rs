@@ -8,7 +8,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, per_param_layout};
+use crate::lower::{Lowering, RouterBiases, per_param_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, fully_compiled, is_native_option,
 };
@@ -54,6 +54,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // Collectives as graph nodes, and graphs of whole iterations, need other engines.
         ("compile.mode", "full") => true,
         ("compile.cuda_graph", value) => value != "off",
+        // Parts of blocks are an option of Megatron-LM. PyTorch chooses among operations.
+        ("train.recompute_modules", _) => true,
         // `reshard_after_forward` replaces the strategy.
         ("fsdp.strategy" | "fsdp.allocator", _) => true,
         ("fsdp.separate_communicators" | "fsdp.unify_comm_stream", _) => true,
@@ -90,7 +92,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
              matrices, and DTensor chooses the collectives of each matmul of torch.optim.Muon from \
              shapes and ranks, in a way that changes with PyTorch",
         ),
-        moves_router_biases: false,
+        router_biases: RouterBiases::Apart,
         lifecycle: |out| {
             super::supports(out.inputs)?;
             Ok(Box::new(Fsdp2::new(out)))

@@ -5,7 +5,7 @@ use crate::compile::WeightAdjacency;
 use crate::config::{
     CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Reshard, Strategy,
 };
-use crate::lower::{Lowering, per_param_layout};
+use crate::lower::{Lowering, RouterBiases, per_param_layout};
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 use crate::policies::{SHARDS_ROWS, fsdp2};
 
@@ -17,7 +17,7 @@ pub(crate) const LOWERING: Lowering = Lowering {
     places_merged_weights: false,
     adjacency: WeightAdjacency::None,
     refuses_muon: Some(SHARDS_ROWS),
-    moves_router_biases: false,
+    router_biases: RouterBiases::Fixed,
     lifecycle: |out| {
         fsdp2::supports(out.inputs)?;
         Ok(Box::new(Full::new(out)))

@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, flat_layout};
+use crate::lower::{Lowering, RouterBiases, flat_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, is_native_option,
     keeps_frozen_as_gathered, skips_blocks,
@@ -82,7 +82,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // Gradients belong to autograd until they are copied into the bucket.
         adjacency: WeightAdjacency::Weights,
         refuses_muon: Some(SHARDS_ROWS),
-        moves_router_biases: false,
+        router_biases: RouterBiases::Fixed,
         lifecycle: |out| Ok(Box::new(Megatron::new(out))),
     },
 };

@@ -7,7 +7,7 @@ use crate::config::{
     Reshard, Strategy, Variant,
 };
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, flat_layout};
+use crate::lower::{Lowering, RouterBiases, flat_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, is_fixed_by_megatron_v2, joins_backwards,
     some_unit,
@@ -87,7 +87,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // Gradients belong to autograd until they are packed.
         adjacency: WeightAdjacency::Weights,
         refuses_muon: Some(SHARDS_ROWS),
-        moves_router_biases: false,
+        router_biases: RouterBiases::Fixed,
         lifecycle: |out| Ok(Box::new(MegatronV2::new(out))),
     },
 };

@@ -169,6 +169,13 @@ pub(super) const CHUNKED_LOSS: Need = Need {
     otherwise: "the materialized loss has no chunks",
 };
 
+pub(super) const WHOLE_LOGITS: Need = Need {
+    by: Key::Loss,
+    holds: |s| !s.train.loss.is_chunked(),
+    words: "a materialized loss",
+    otherwise: "a loss in chunks has no tensor with all logits",
+};
+
 pub(super) const MUON: Need = Need {
     by: Key::Optimizer,
     holds: |s| s.train.optimizer == Optimizer::Muon,

@@ -2,6 +2,7 @@
 
 use super::{Checked, cannot};
 use crate::config::Scenario;
+use crate::lower::RouterBiases;
 use crate::models;
 use crate::policies;
 use crate::scenario::keys::Key;
@@ -12,11 +13,11 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     }
     let refuse = |keys: &[Key], why| cannot(d, Key::RouterBiasUpdateSpeed, keys, why, "0.0");
-    if !policies::lowering(s).moves_router_biases {
-        let why = "is built for policy native outside compile mode full: torchtitan and Megatron-LM \
-                   update biases outside the optimizer, which the other policies do not predict";
+    if policies::lowering(s).router_biases == RouterBiases::Fixed {
+        let why = "is built for policies native and fsdp2 outside compile mode full: Megatron-LM \
+                   updates biases in `finalize_model_grads`, which the other policies do not predict";
         let error = refuse(&[Key::Policy, Key::Mode], why);
-        return Err(error.with_help("set fsdp.policy = \"native\""));
+        return Err(error.with_help("set fsdp.policy = \"native\", and another compile mode"));
     }
     let tree = models::declare(s, s.model.layers).tree;
     let mut moved = tree

@@ -134,6 +134,54 @@ fn steps_that_move_biases_pass() {
     }
 }
 
+/// Under `fsdp2`, biases are buffers that no unit manages: one all-reduce for all layers, after
+/// backward.
+#[test]
+fn biases_of_fsdp2_are_moved_by_one_sum() {
+    for set in [
+        &[][..],
+        &["train.grad_accum=2"],
+        &["train.recompute=full", "train.grad_accum=2"],
+        &["mesh.dp_outer=2", "train.grad_accum=2"],
+        &["mesh.ep=1"],
+        &["mesh.dp_shard=1", "mesh.ep=1"],
+        &["train.clip_norm=1"],
+        &["precision.compute=bf16", "precision.main_params=none"],
+        &["fsdp.units=root"],
+        &["fsdp.frozen=[\"layers.1.mlp\"]"],
+        &["compile.mode=blocks"],
+        &["train.joint_backward=true", "train.grad_accum=2"],
+        &["train.validate_every=2"],
+        &["mesh.ep=1", "fsdp.reshard_after_forward=2"],
+    ] {
+        let p = experts("fsdp2", &[&[BIAS, SPEED], set].concat());
+        let r = check(&p);
+        passes(&r, &format!("{set:?}"));
+        let moved = updates(&p);
+        let moved = moved
+            .iter()
+            .map(|i| p.updates(&p.instrs[i.index()].op).len());
+        let frozen = set.iter().any(|s| s.contains("frozen"));
+        let layers = LAYERS - usize::from(frozen);
+        assert_eq!(moved.sum::<usize>(), layers, "{set:?}");
+        let of_bias = |c: &&Collective| {
+            let holds = p.buffers[c.parts[0].input.buffer.index()].holds;
+            matches!(holds, Holds::Param(x) if p.params[x.index()].router_bias)
+        };
+        let sums: Vec<_> = p.collectives.iter().filter(of_bias).collect();
+        let alone = set.contains(&"mesh.dp_shard=1");
+        assert_eq!(sums.is_empty(), alone, "{set:?}");
+        for sum in sums {
+            let how = (sum.kind, sum.reduce, sum.parts.len());
+            assert_eq!(
+                how,
+                (CollectiveKind::AllReduce, ReduceOp::Sum, layers),
+                "{set:?}"
+            );
+        }
+    }
+}
+
 /// Without a speed, the program is the one that it was.
 #[test]
 fn biases_that_stay_have_no_counts() {
@@ -373,12 +421,8 @@ fn what_cannot_move_is_refused() {
         assert!(said.contains(help), "{set:?}: {said}");
     };
     let policy = "set fsdp.policy = \"native\"";
-    for other in [
-        "fsdp.policy=fsdp2",
-        "fsdp.policy=megatron",
-        "compile.mode=full",
-    ] {
-        refused(&[other], "is built for policy native", policy);
+    for other in ["fsdp.policy=megatron", "compile.mode=full"] {
+        refused(&[other], "is built for policies native and fsdp2", policy);
     }
     refused(
         &["model.router_bias=false"],
