@@ -1,7 +1,7 @@
 //! What torchtitan decides without a key, by version. Each test names the code that it follows.
 
-use super::{eight, has, row, setting, try_text};
-use crate::{Job, Lack, Status};
+use super::{DATA, eight, has, row, setting, try_text};
+use crate::{Job, Lack, Options, Status};
 
 const NEW: &str = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\n";
 /// Keys of versions before June 2025.
@@ -73,6 +73,25 @@ fn a_number_recomputes_every_nth_block() {
     assert_eq!(every(1), None);
     assert_eq!(every(5).as_deref(), Some(r#"["layers.*4", "layers.*9"]"#));
     assert_eq!(every(10).as_deref(), Some(r#"["layers.*9"]"#));
+    // A model of six blocks has no seventh, and no tenth.
+    let folder = tempfile::tempdir().unwrap();
+    let mistral = format!("{DATA}/trainer/mistralai/Mistral-7B-v0.1/config.json");
+    let config = std::fs::read_to_string(mistral).unwrap();
+    let config = config.replace("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 6");
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let small = Options {
+        model: Some(folder.path().into()),
+        ..eight()
+    };
+    let of_small = |n: u32| {
+        let text = format!(
+            "{NEW}[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"{n}\"\n"
+        );
+        try_text("job.toml", &text, &small).unwrap()
+    };
+    let three = r#"["layers.*1", "layers.*3", "layers.*5"]"#;
+    has(&of_small(2), &[("train.recompute_layers", three)]);
+    assert_eq!(setting(&of_small(10), "train.recompute"), None);
     let third = checkpointing("mode = \"selective\"\nselective_ac_option = \"3\"\n");
     let (status, why) = row(&third, "activation_checkpoint.selective_ac_option");
     assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{why}");
