@@ -36,6 +36,11 @@ pub(crate) const ULYSSES: &str = "Ulysses sequence parallelism is not modeled";
 pub(crate) const REFERENCE: &str = "a reference model, a second one in memory, is not modeled";
 /// Why methods that train some layers at a time (LISA, BAdam) are refused.
 pub(crate) const LAYERS_IN_TURN: &str = "layers that are trained in turn are not modeled";
+/// Notes on Liger's kernels.
+pub(crate) const FUSED_LOSS: &str = "the fused loss is predicted as the chunked one";
+pub(crate) const LIGER_KERNELS: &str = "Liger's fused kernels are predicted as those of PyTorch";
+/// Why training with a teacher is refused.
+pub(crate) const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
 
 /// Sets a scenario key to a string.
@@ -187,6 +192,37 @@ pub(crate) fn full_recompute(node: &Node) -> Converted {
     if_true(node, set("train.recompute", "full"))
 }
 
+/// Reduces gradients in every micro-batch, not only in the last one.
+pub(crate) fn synchronized_micro_batches(node: &Node) -> Converted {
+    if_true(node, set("fsdp.gradient_sync", "every"))
+}
+
+/// Fixes the order of sums.
+pub(crate) fn deterministic(node: &Node) -> Converted {
+    if_true(
+        node,
+        Effect::Set("precision.deterministic", "true".to_owned()),
+    )
+}
+
+/// Does the same, with kernels that the host waits for.
+pub(crate) fn full_determinism(node: &Node) -> Converted {
+    let ordered = Effect::Set("precision.deterministic", "true".to_owned());
+    let waits = Effect::Lost(
+        "the host is predicted not to wait for each kernel (CUDA_LAUNCH_BLOCKING is not modeled)",
+    );
+    if_true(node, Effect::All(vec![ordered, waits]))
+}
+
+/// Reads whether Liger replaces the loss, too.
+pub(crate) fn unfused_loss(node: &Node) -> Converted {
+    Ok(if node.truth()? {
+        Effect::Aside("as predicted")
+    } else {
+        Effect::Fact(Fact::UnfusedLoss, 1)
+    })
+}
+
 /// Moves saved activations to host memory.
 pub(crate) fn offloaded_activations(node: &Node) -> Converted {
     if_true(
@@ -207,11 +243,7 @@ pub(crate) fn chunked_loss(node: &Node) -> Converted {
 
 /// Computes the loss in Liger's fused kernel.
 pub(crate) fn fused_loss() -> Effect {
-    Effect::Assume(
-        "train.loss",
-        quoted("chunked"),
-        "the fused loss is predicted as the chunked one",
-    )
+    Effect::Assume("train.loss", quoted("chunked"), FUSED_LOSS)
 }
 
 /// Replaces norms, rotary embeddings, activations and the loss with Liger's fused kernels.
@@ -259,11 +291,7 @@ pub(crate) fn liger_norms(node: &Node) -> Converted {
 }
 
 fn fused_norms() -> Effect {
-    Effect::Assume(
-        "model.implementation",
-        quoted("torchtitan"),
-        "Liger's fused kernels are predicted as those of PyTorch",
-    )
+    Effect::Assume("model.implementation", quoted("torchtitan"), LIGER_KERNELS)
 }
 
 /// Compiles the model with graph breaks at FSDP's hooks.

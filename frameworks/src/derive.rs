@@ -16,7 +16,7 @@ pub(crate) use graphs::CAPTURED;
 use self::frameworks::Rules;
 use crate::Options;
 use crate::adapters::Targets;
-use crate::convert::REFERENCE;
+use crate::convert::{FUSED_LOSS, LIGER_KERNELS, REFERENCE};
 use crate::doubts;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
@@ -56,6 +56,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         return Err(reader.draft.refusal().unwrap_or(error));
     }
     let (draft, formats) = (&mut reader.draft, &reader.formats);
+    unfused_loss(draft);
     for of in &rules {
         (of.defaults)(draft)?;
     }
@@ -76,6 +77,18 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     doubts::settle(draft);
     mark(&mut draft.rows);
     Ok(())
+}
+
+/// Leaves the loss as it is where Liger's kernels replace everything else.
+fn unfused_loss(draft: &mut Draft) {
+    if draft.fact(Fact::UnfusedLoss).is_none() {
+        return;
+    }
+    let fused = |row: &&mut Row| row.why.as_deref() == Some(FUSED_LOSS);
+    for row in draft.rows.iter_mut().filter(fused) {
+        row.settings.retain(|s| s.key != "train.loss");
+        row.why = Some(LIGER_KERNELS.to_owned());
+    }
 }
 
 /// Scenario keys of which a configuration of the Trainer decides at least one.

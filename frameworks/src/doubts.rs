@@ -128,6 +128,14 @@ pub(crate) fn settle(draft: &mut Draft) {
                 message,
             });
         }
+        if row.doubt.is_none() && may_be_a_teacher(row) {
+            let message = format!(
+                "{} = {} may be a second model in memory that runs forward (distillation), which is not predicted: \
+                 the job needs more memory and time than predicted here",
+                row.key, row.value
+            );
+            row.doubt = Some(Doubt { key: "", message });
+        }
         if row.status != Status::NoCounterpart(Lack::Nothing)
             && let Some(why) = row.why.as_deref().filter(|why| why.contains(AS_ADAMW))
         {
@@ -157,6 +165,19 @@ fn may_be_a_length(row: &Row) -> bool {
     !other
         && (name.contains("block_size")
             || words.any(|w| w == "tokens" || w.ends_with("len") || w.starts_with("length")))
+}
+
+/// Returns whether a key that is not known has the name of a teacher, and not only of its settings.
+fn may_be_a_teacher(row: &Row) -> bool {
+    let is_unknown = row.why.as_deref().is_some_and(|w| w.starts_with(UNKNOWN));
+    let name = row.key.to_ascii_lowercase().replace(['-', '.'], "_");
+    let mut words = name.split('_');
+    let off = matches!(
+        row.value.to_ascii_lowercase().as_str(),
+        "false" | "none" | "0" | "no"
+    );
+    let forced = name.contains("teacher_forc");
+    row.place.is_some() && is_unknown && !off && !forced && words.any(|w| w == "teacher")
 }
 
 /// Length below which a number is none of sequences.

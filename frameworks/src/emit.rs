@@ -73,7 +73,7 @@ pub fn edit(
         read(files, options, texts.collect())
     };
     let mut documents = Vec::new();
-    let (job, sources) = read(&[])?;
+    let (mut job, sources) = read(&[])?;
     let pairs = job.has_pairs();
     for (path, format) in sources {
         let text = detect::text(&path)?;
@@ -88,14 +88,18 @@ pub fn edit(
         }));
     };
     for sets in together(changes) {
+        // The files say it already.
+        if says(&mut job, &sets) {
+            continue;
+        }
         let mut next = documents.clone();
         let written = sets
             .iter()
             .try_for_each(|set| write(&mut next, set, (to, pairs)));
         let read = written.and_then(|()| read(&next).map_err(|e| e.to_string()));
-        match read.map(|(mut job, _)| says(&mut job, &sets)) {
-            Ok(true) => documents = next,
-            Ok(false) => lose(&sets, "another key of the configuration decides it"),
+        match read.map(|(mut job, _)| says(&mut job, &sets).then_some(job)) {
+            Ok(Some(says)) => (documents, job) = (next, says),
+            Ok(None) => lose(&sets, "another key of the configuration decides it"),
             Err(why) => lose(&sets, &why),
         }
     }

@@ -37,7 +37,7 @@ pub(crate) use script::{
 pub(crate) use swift::{SWIFT, SWIFT_FSDP, SWIFT_MEGATRON};
 pub(crate) use torchtitan::{TORCHTITAN, TORCHTITAN_SCRIPT};
 pub(crate) use torchtune::{NO_TRAINING, TORCHTUNE, TORCHTUNE_SCRIPT};
-pub(crate) use trainer::TRAINER;
+pub(crate) use trainer::{TRAINER, chunked_nll};
 pub(crate) use veomni::{VEOMNI, VEOMNI_SCRIPT, veomni_flat, veomni_section};
 pub(crate) use verl::{VERL, VERL_SCRIPT};
 

@@ -24,6 +24,8 @@ const SHORT: [(&str, &str); 5] = [
     ("h100-80gb", "h100-80"),
 ];
 
+/// Maximum number of GPUs of a node. Larger numbers are names of GPUs.
+const MOST_PER_NODE: u64 = 256;
 /// Maximum number of GPUs.
 const MOST: u64 = 1 << 20;
 
@@ -41,7 +43,10 @@ impl FromStr for Gpus {
             rest = after.trim();
         }
         let form = "expected COUNTxNAME or NODESxCOUNTxNAME, such as 8xh100 or 4x8xh200";
-        if rest.is_empty() || rest.chars().all(|c| c.is_ascii_digit()) {
+        let is_number = rest.chars().all(|c| c.is_ascii_digit());
+        // GPUs such as the 4090 have numbers as names, which are larger than those of a node.
+        let is_count = rest.parse::<u64>().is_ok_and(|n| n <= MOST_PER_NODE);
+        if rest.is_empty() || is_number && (numbers.is_empty() || is_count) {
             return Err(form.to_owned());
         }
         let count = numbers
@@ -59,7 +64,13 @@ impl FromStr for Gpus {
                 SHORT.map(|(name, _)| name).into_iter().chain(HARDWARE),
             );
             let near = near.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
-            return Err(format!("no profile `{hardware}` is shipped{near} ({form})"));
+            let near = if near.is_empty() { "." } else { &near };
+            let shipped = HARDWARE.join(", ");
+            return Err(format!(
+                "no profile `{hardware}` is shipped{near} Shipped are {shipped}. For another GPU, \
+                 `shardlab calibrate --device cuda --out gpu.toml` measures a profile, and `--gpus 8xgpu.toml` uses it \
+                 ({form})"
+            ));
         }
         Ok(Self {
             hardware: hardware.to_owned(),
@@ -113,6 +124,16 @@ mod tests {
             ("my/exact.toml", Some(2))
         );
         assert!(gpus("8xh10").unwrap_err().contains("did you mean `h100`?"));
+        for text in ["2x4090", "2xrtx4090", "2x8xa6000"] {
+            let error = gpus(text).unwrap_err();
+            let name = text.rsplit('x').next().unwrap();
+            assert!(error.contains(name), "{error}");
+            assert!(
+                error.contains("is shipped") && error.contains("shardlab calibrate"),
+                "{error}"
+            );
+            assert!(error.contains("h100-80"), "{error}");
+        }
         for bad in ["", "8", "8x", "0xh100", "8x16", "9999999xh100", "eight"] {
             assert!(gpus(bad).is_err(), "{bad}");
         }

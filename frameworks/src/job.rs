@@ -25,6 +25,10 @@ const NOT_FROZEN: &str = "the model has no such module";
 /// Key of the parts of blocks that are recomputed, and why it is left out if there are none.
 const RECOMPUTED: &str = "train.recompute_modules";
 const NOT_RECOMPUTED: &str = "skipped: the model has no such module";
+/// The same for blocks.
+const RECOMPUTED_BLOCKS: &str = "train.recompute_layers";
+const MATCHES_NO_BLOCK: &str = "matches no block";
+const NO_BLOCK: &str = "the model has no such block";
 const NOTHING_RECOMPUTED: &str = "the model has none of these modules";
 const NOTHING_EXCLUDED: &str = "the model has no such layer";
 /// Column where comments start.
@@ -199,6 +203,18 @@ impl Job {
                     }
                     for key in [RECOMPUTED, "train.recompute"] {
                         self.draft.unset(key, Lack::Nothing, NOTHING_RECOMPUTED);
+                    }
+                }
+                (_, Some(_), Some(key))
+                    if key == RECOMPUTED_BLOCKS
+                        && error.message().ends_with(MATCHES_NO_BLOCK)
+                        && let Some(name) = quoted_at(&text, error.position()) =>
+                {
+                    if self.draft.drop_item(&key, name, NO_BLOCK) {
+                        continue;
+                    }
+                    for key in [RECOMPUTED_BLOCKS, "train.recompute"] {
+                        self.draft.unset(key, Lack::Nothing, NO_BLOCK);
                     }
                 }
                 (ScenarioErrorKind::NoMatch, Some(_), Some(key))

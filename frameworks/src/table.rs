@@ -164,6 +164,14 @@ pub(crate) enum Fact {
     RecomputeModules,
     /// 1: whole layers of experts are one of them.
     RecomputeMoe,
+    /// 1: torchtitan's mode `selective`.
+    SelectiveMode,
+    /// What it recomputes: 0 operations, N every Nth block as a whole.
+    RecomputeEvery,
+    /// Number of chunks of the loss.
+    LossChunks,
+    /// 1: torchtitan compiles the loss, but no block.
+    CompiledLossOnly,
     /// Number of layers that are recomputed, or number of layers in a recomputed group.
     RecomputeLayers,
     /// Number of experts per layer.
@@ -190,6 +198,8 @@ pub(crate) enum Fact {
     BackwardPrefetchDepth,
     /// 1: kernels between matmuls are those of Transformer Engine or QuACK.
     FusedKernels,
+    /// 1: Liger's kernels leave the loss as it is.
+    UnfusedLoss,
     /// 1: the optimizer is Transformer Engine's `FusedAdam`.
     FusedAdam,
     /// 1: the tokens of experts are padded to their capacity.
@@ -254,6 +264,8 @@ pub(crate) enum Fact {
     Strategy,
     /// 1: full parameters are freed after forward; 0: they are kept.
     Reshard,
+    /// 1: torchtitan's version decides which full parameters are freed after forward.
+    ReshardByDefault,
     /// 1: adapters are trained; 0: the model itself is trained.
     Adapter,
     /// The frozen model has 4 bits per element. 1: with float32 scales, 2: with 8-bit scales,

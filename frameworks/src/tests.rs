@@ -1419,5 +1419,7 @@ mod published;
 mod recipes;
 mod scripts;
 mod swift;
+mod torchtitan;
+mod trl;
 mod veomni;
 mod verl;

@@ -254,6 +254,11 @@ fn bad_input_says_what_to_write() {
     assert!(error(&[&titan, "--gpus", "eight"]).contains("eight"));
     let unknown = error(&[&titan, "--gpus", "8xh10"]);
     assert!(unknown.contains("h10"), "{unknown}");
+    let other = error(&[&titan, "--gpus", "2x4090"]);
+    assert!(
+        other.contains("no profile `4090` is shipped") && other.contains("shardlab calibrate"),
+        "{other}"
+    );
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);

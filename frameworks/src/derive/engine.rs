@@ -21,6 +21,7 @@ const UNSHARDED: &str = "offload is modeled for parameters sharded over at least
 const ONLY_ZERO3: &str = "offload is modeled with ZeRO-3 only (stage 3); without the option, `fit` predicts the job with this state on the GPU";
 const ENDS: &str = "Accelerate shards the embedding and the output layer apart from the blocks";
 const NO_SYNC: &str = "Accelerate accumulates under no_sync";
+const OWN_SYNC: &str = "DeepSpeed decides when it reduces gradients";
 const ZERO: &str = "ZeRO's schedule is predicted as shardlab's own";
 
 /// Sets the keys of `[fsdp]`.
@@ -98,6 +99,7 @@ pub(super) fn decide(
             Ok(Kind::Fsdp)
         }
         Engine::DeepSpeed => {
+            draft.unset("fsdp.gradient_sync", Lack::Nothing, OWN_SYNC);
             deepspeed(draft, row)?;
             also(draft, row)?;
             Ok(Kind::DeepSpeed)

@@ -5,7 +5,9 @@ mod axolotl;
 mod bridge;
 mod litgpt;
 mod llm_foundry;
+mod megatron;
 mod swift;
+mod torchtitan;
 mod torchtune;
 mod trl;
 mod veomni;
@@ -16,8 +18,8 @@ use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::{
-    AXOLOTL, LITGPT, LLAMA_FACTORY, LLM_FOUNDRY, MEGATRON_BRIDGE, NEMO, SWIFT, SWIFT_MEGATRON,
-    TORCHTUNE, TRAINER, TRL_SCRIPT, VEOMNI, VERL,
+    AXOLOTL, LITGPT, LLAMA_FACTORY, LLM_FOUNDRY, MEGATRON, MEGATRON_BRIDGE, NEMO, SWIFT,
+    SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER, TRL_SCRIPT, VEOMNI, VERL,
 };
 use crate::table::{Dtype, Effect, Fact, Format};
 
@@ -58,12 +60,28 @@ const NO_RULES: Rules = Rules {
 };
 
 /// Frameworks with rules. A format of the same name has the same rules.
-static RULES: [(&Format, Rules); 13] = [
+static RULES: [(&Format, Rules); 15] = [
+    (
+        &MEGATRON,
+        Rules {
+            last: megatron::units,
+            ..NO_RULES
+        },
+    ),
+    (
+        &TORCHTITAN,
+        Rules {
+            sharding: torchtitan::step,
+            last: torchtitan::units,
+            ..NO_RULES
+        },
+    ),
     (
         &TORCHTUNE,
         Rules {
             refuse: torchtune::refuse,
             last: torchtune::last,
+            defaults: torchtune::defaults,
             ..NO_RULES
         },
     ),
@@ -102,6 +120,7 @@ static RULES: [(&Format, Rules); 13] = [
         &SWIFT_MEGATRON,
         Rules {
             defaults: swift::megatron_defaults,
+            last: megatron::units,
             model: vision::as_swift,
             ..NO_RULES
         },
@@ -110,6 +129,7 @@ static RULES: [(&Format, Rules); 13] = [
         &MEGATRON_BRIDGE,
         Rules {
             defaults: bridge::defaults,
+            last: megatron::units,
             ..NO_RULES
         },
     ),

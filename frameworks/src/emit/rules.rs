@@ -90,6 +90,8 @@ const RULES: &[Rule] = rules! {
     TRAINER: MODE = "off" => ["torch_compile" = "false"];
     TRAINER: MODE = "regions" => ["torch_compile" = "true"];
     TRAINER: LOSS = "chunked" => ["use_liger_kernel" = "true"];
+    TRAINER if "loss_type": LOSS = "materialized" => ["loss_type" = "nll"];
+    TRAINER if "packing": LOSS = "materialized" => ["loss_type" = "nll"];
     TRAINER: LOSS = "materialized" => ["use_liger_kernel" = "false"];
     TRAINER: "precision.param_dtype" = "bf16" => ["bf16" = "true"];
     TRAINER if "max_seq_length": LENGTH = ANY => ["max_seq_length" = SAME];
@@ -109,11 +111,12 @@ const RULES: &[Rule] = rules! {
     LLAMA: MODE = "regions" => ["torch_compile" = "true"];
     LLAMA: LOSS = "chunked" => ["enable_liger_kernel" = "true"];
     LLAMA: LOSS = "materialized" => ["enable_liger_kernel" = "false"];
-    TITAN: RESHARD = "true" => ["parallelism.fsdp_reshard_after_forward" = "always"];
+    TITAN: RESHARD = "true" => ["parallelism.fsdp_reshard_after_forward" = "default"];
     TITAN: RESHARD = "false" => ["parallelism.fsdp_reshard_after_forward" = "never"];
     TITAN: RECOMPUTE = "none" => ["activation_checkpoint.mode" = "none"];
     TITAN: RECOMPUTE = "full" => ["activation_checkpoint.mode" = "full"];
-    TITAN: RECOMPUTE = "selective" => ["activation_checkpoint.mode" = "selective"];
+    TITAN: RECOMPUTE = "selective" => ["activation_checkpoint.mode" = "selective", "activation_checkpoint.selective_ac_option" = "op"];
+    TITAN: "train.recompute_nth_matmul" = "2" => ["activation_checkpoint.mode" = "selective", "activation_checkpoint.selective_ac_option" = "op"];
     TITAN if "training.compile": MODE = "blocks" => ["training.compile" = "true"];
     TITAN if "training.compile": MODE = "off" => ["training.compile" = "false"];
     TITAN: MODE = "blocks" => ["compile.enable" = "true"];

@@ -2,15 +2,16 @@
 
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
+use super::trainer::{ACCUMULATED, BUCKETS, SYNC_EACH_BATCH};
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, EVALUATION, KERNELS, LAUNCH, LAYER_COPIES, LOGGING, NF4, PACKED,
-    PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, adapter_alphas,
+    ADAPTER, CONTEXT, DATA, DISTILLATION, EVALUATION, KERNELS, LAUNCH, LAYER_COPIES, LOGGING, NF4,
+    PACKED, PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, adapter_alphas,
     adapter_ranks, all_linear, attention, chunked_loss, clip, compiled_regions, decay_of_matrices,
     decomposed, double_quantization, eager_attention, eight_bits, flash_attention, float8,
     float8_gather, four_bits_twice, full_recompute, if_true, layers_in_turn, layers_pattern,
     liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized,
-    reentrant, replicas, saved_modules, schedule, sdp_attention, shard_ranks, targets,
-    transformed_layers, warmup,
+    reentrant, replicas, saved_modules, schedule, sdp_attention, shard_ranks,
+    synchronized_micro_batches, targets, transformed_layers, warmup, weights,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -63,6 +64,8 @@ const KEYS: &[Key] = &[
     integer("sequence_len", "train.seq_len"),
     integer("micro_batch_size", "train.micro_batch"),
     integer("gradient_accumulation_steps", "train.grad_accum"),
+    with(SYNC_EACH_BATCH, synchronized_micro_batches),
+    integer(ACCUMULATED, "train.grad_accum"),
     fact("batch_size", Fact::RankBatch),
     number("learning_rate", "train.lr"),
     with("weight_decay", decay_of_matrices),
@@ -177,6 +180,11 @@ const KEYS: &[Key] = &[
     decisive("kd_trainer", DISTILLATION),
     decisive("process_reward_model", PREFERENCES),
     with("lisa_n_layers", layers_in_turn),
+    lost("ddp_bucket_cap_mb", BUCKETS),
+    // Arguments of `from_pretrained`.
+    with("overrides_of_model_kwargs.attn_implementation", attention),
+    with("overrides_of_model_kwargs.dtype", weights),
+    with("overrides_of_model_kwargs.torch_dtype", weights),
     lost("lora_mlp_kernel", ADAPTER_KERNELS),
     lost("lora_qkv_kernel", ADAPTER_KERNELS),
     lost("lora_o_kernel", ADAPTER_KERNELS),
@@ -245,8 +253,6 @@ const KEYS: &[Key] = &[
     lost("flex_attn_compile_kwargs", KERNELS),
 ];
 
-/// Why distillation is not predicted.
-const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 const EXPERT_ADAPTERS: &str = "adapters of the experts' parameters are not predicted";
 const ADAPTER_KERNELS: &str = "kernels of adapters are predicted as PyTorch's";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
@@ -582,7 +588,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "grokfast_alpha",
             "grokfast_lamb",
             "overrides_of_model_config",
-            "overrides_of_model_kwargs",
         ],
     ),
     (NF4, &["bnb_config_kwargs.bnb_4bit_quant_type"]),
@@ -632,7 +637,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "resources_per_worker",
             "accelerator_config",
             "ddp",
-            "ddp_bucket_cap_mb",
             "ddp_broadcast_buffers",
             "ddp_find_unused_parameters",
             "max_memory",

@@ -2,8 +2,8 @@
 
 use super::script::LAUNCHER;
 use crate::convert::{
-    CONTEXT, DATA, DROPOUT, EVALUATION, EXCHANGE_SMS, LAUNCH, LOGGING, NF4, SAVING, STORAGE,
-    VALUES, all_linear, betas, clip, compiled_blocks, double_quantization, eight_bits,
+    CONTEXT, DATA, DISTILLATION, DROPOUT, EVALUATION, EXCHANGE_SMS, LAUNCH, LOGGING, NF4, SAVING,
+    STORAGE, VALUES, all_linear, betas, clip, compiled_blocks, double_quantization, eight_bits,
     excluded_modules, float8, float8_ahead, float8_gather, float8_recipe, four_bits,
     full_recompute, if_true, replicas, round_robin_routing, schedule, set, shard_ranks, targets,
     weights,
@@ -333,7 +333,6 @@ const KEYS: &[Key] = &[
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
 const MTP: &str = "layers that predict later tokens are not predicted";
 const MASTER: &str = "weights are predicted with float32 copies of their shards";
-const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 const CONTRASTIVE: &str = "contrastive training of encoders is not modeled";
 const DRAFTER: &str = "a draft model that is trained with the model is not modeled";
 const IMAGES: &str = "models that make images are not modeled";

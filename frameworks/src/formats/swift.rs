@@ -6,9 +6,9 @@
 use super::deepspeed::DEEPSPEED;
 use super::{fsdp, megatron, script, trainer};
 use crate::convert::{
-    ADAPTER, DATA, KERNELS, LAUNCH, LOGGING, PACKED, PREFERENCES, SAVING, VALUES, attention,
-    double_quantization, frozen_language, frozen_projector, frozen_vision, layers_in_turn,
-    rank_stabilized, saved_modules, set, targets,
+    ADAPTER, DATA, DISTILLATION, KERNELS, LAUNCH, LOGGING, PACKED, PREFERENCES, SAVING, VALUES,
+    attention, double_quantization, frozen_language, frozen_projector, frozen_vision,
+    layers_in_turn, rank_stabilized, saved_modules, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -167,10 +167,7 @@ const BY_TRAINER: &[Key] = &[
     with("bnb_4bit_use_double_quant", double_quantization),
     with("rlhf_type", preferences),
     decisive("reward_model", PREFERENCES),
-    decisive(
-        "teacher_model",
-        "distillation, with a second model, is not modeled",
-    ),
+    decisive("teacher_model", DISTILLATION),
     decisive("ref_model", crate::convert::REFERENCE),
     lost(
         "target_parameters",

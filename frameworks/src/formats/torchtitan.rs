@@ -4,7 +4,8 @@
 use super::script::LAUNCHER;
 use crate::convert::{
     CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, SAVING, TENSOR, VALUES, clip, compiled_blocks,
-    float8_ahead, float8_gather, float8_recipe, replicas, round_robin_routing, set, shard_ranks,
+    deterministic, float8_ahead, float8_gather, float8_recipe, replicas, round_robin_routing, set,
+    shard_ranks,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, choice, decisive,
@@ -45,18 +46,11 @@ const DEFAULTS: &[Fallback] = &[
         why: "torchtitan's default",
     },
     Fallback {
-        key: "train.recompute",
-        value: "\"selective\"",
-        why: "torchtitan's default",
-    },
-    Fallback {
         key: "fsdp.expandable_segments",
         value: "true",
         why: "run_train.sh sets it",
     },
 ];
-
-const SELECTIVE: &str = "torchtitan's selective mode recomputes every second matmul, too; all matmuls are predicted as kept";
 
 const KEYS: &[Key] = &[
     with("model.name", |node| {
@@ -153,8 +147,9 @@ const KEYS: &[Key] = &[
     with("parallelism.fsdp_reshard_after_forward", |node| {
         Ok(match node.text() {
             Some("never") => Effect::Fact(Fact::Reshard, 0),
-            // Without pipeline parallelism, parameters are resharded by default.
-            _ => Effect::Fact(Fact::Reshard, 1),
+            Some("always") => Effect::Fact(Fact::Reshard, 1),
+            Some("default") => Effect::Fact(Fact::ReshardByDefault, 1),
+            _ => return Err(node.expected("default, always or never")),
         })
     }),
     lost(
@@ -166,7 +161,7 @@ const KEYS: &[Key] = &[
         Ok(match node.text() {
             Some("none") => set("train.recompute", "none"),
             Some("full") => set("train.recompute", "full"),
-            Some("selective") => Effect::Assume("train.recompute", quoted("selective"), SELECTIVE),
+            Some("selective") => Effect::Fact(Fact::SelectiveMode, 1),
             _ => Effect::Assume(
                 "train.recompute",
                 quoted("selective"),
@@ -181,26 +176,54 @@ const KEYS: &[Key] = &[
     with(
         "activation_checkpoint.force_recompute_mm_shapes_by_fqns",
         |_| {
-            let mode = quoted("selective");
-            Ok(Effect::Assume("train.recompute", mode, SELECTIVE))
+            Ok(Effect::All(vec![
+                Effect::Fact(Fact::SelectiveMode, 1),
+                Effect::Fact(Fact::RecomputeEvery, 0),
+            ]))
         },
     ),
+    with(
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+        |node| {
+            Ok(match node.words().unwrap_or_default().as_str() {
+                "" | "moe.router.gate" => Effect::Aside("as predicted: routers are small"),
+                _ => Effect::Lost(
+                    "of matmuls, every second one is predicted as recomputed, whatever its name",
+                ),
+            })
+        },
+    ),
+    with("activation_checkpoint.selective_ac_option", |node| {
+        Ok(match node.text() {
+            Some("op") => Effect::Fact(Fact::RecomputeEvery, 0),
+            _ => {
+                let every = node.count();
+                let every = every.map_err(|_| node.expected("op or a number of blocks"))?;
+                // 0 means every block, as 1 does.
+                Effect::Fact(Fact::RecomputeEvery, every.max(1))
+            }
+        })
+    }),
     with("loss.num_chunks", |node| {
         Ok(match node.count()? {
             0 | 1 => Effect::Aside("off"),
-            _ => set("train.loss", "chunked"),
+            chunks => Effect::Fact(Fact::LossChunks, chunks),
         })
     }),
     with("compile.enable", compiled_blocks),
-    with("debug.moe_force_load_balance", round_robin_routing),
-    with("training.debug_moe_force_load_balance", round_robin_routing),
-    with("debug.deterministic", |node| {
-        Ok(if node.truth()? {
-            Effect::Set("precision.deterministic", "true".to_owned())
+    with("compile.components", |node| {
+        let words = node.words().unwrap_or_default();
+        let has_model = words.split([' ', ',']).any(|word| word == "model");
+        Ok(if has_model {
+            Effect::Aside("as predicted")
         } else {
-            Effect::Aside("off")
+            Effect::Fact(Fact::CompiledLossOnly, 1)
         })
     }),
+    with("debug.moe_force_load_balance", round_robin_routing),
+    with("training.debug_moe_force_load_balance", round_robin_routing),
+    with("debug.deterministic", deterministic),
+    with("training.deterministic", deterministic),
     with("model.converters", |node| {
         let words = node.words().unwrap_or_default();
         Ok(if words.contains("float8") {
@@ -306,7 +329,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "optimizer.beta2",
             "debug",
             "training.seed",
-            "training.deterministic",
         ],
     ),
     (
@@ -343,8 +365,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "parallelism.context_parallel_rotate_method",
             "parallelism.context_parallel_load_balancer",
             "parallelism.context_parallel_ptrr_mask_key",
-            "activation_checkpoint.selective_ac_option",
-            "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
             "activation_checkpoint.early_stop",
             "activation_checkpoint.memory_budget",
             "activation_checkpoint.visualize_memory_budget_pareto",
@@ -354,11 +374,7 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (
         "compiled code is predicted with Inductor's defaults",
-        &[
-            "compile.components",
-            "compile.backend",
-            "compile.enable_async_tensor_parallel",
-        ],
+        &["compile.backend", "compile.enable_async_tensor_parallel"],
     ),
     (CONTEXT, &["parallelism.context_parallel_method"]),
 ];

@@ -3,9 +3,9 @@
 use super::script::LAUNCHER;
 use crate::adapters::Targets;
 use crate::convert::{
-    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, PREFERENCES, SAVING, VALUES, betas, clip,
-    compiled_blocks, decomposed, float8, float8_recipe, four_bits_twice, full_recompute, if_true,
-    in_8_bits, in_32_bits, offloaded_activations, replicas, set,
+    DATA, DISTILLATION, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, PREFERENCES, SAVING, VALUES,
+    betas, clip, compiled_blocks, decomposed, float8, float8_recipe, four_bits_twice,
+    full_recompute, if_true, in_8_bits, in_32_bits, offloaded_activations, replicas, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
@@ -156,13 +156,17 @@ const KEYS: &[Key] = &[
         Ok(Effect::Fact(Fact::Reshard, node.truth()?.into()))
     }),
     with("compile", |node| {
-        if matches!(node.value, Value::Map(_)) {
-            Ok(Effect::Lost(
-                "parts that are compiled: all blocks are predicted as eager",
-            ))
-        } else {
-            compiled_blocks(node)
-        }
+        let Value::Map(parts) = &node.value else {
+            return compiled_blocks(node);
+        };
+        // Without this key, blocks are compiled.
+        let model = parts.iter().find(|(name, _)| name.text == "model");
+        Ok(match model {
+            Some((_, model)) if !model.truth()? => {
+                Effect::Lost("no block is compiled; other compiled parts are predicted as eager")
+            }
+            _ => set("compile.mode", "blocks"),
+        })
     }),
     with("optimizer_in_bwd", |node| {
         if_true(
@@ -179,7 +183,6 @@ const KEYS: &[Key] = &[
     integer("lr_scheduler.num_warmup_steps", "train.warmup_steps"),
 ];
 
-const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 pub(crate) const NO_TRAINING: &str =
     "this recipe trains nothing: give the configuration of a training recipe";
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";

@@ -3,16 +3,18 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
-    DATA, EVALUATION, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING, STORAGE, VALUES, adapter,
-    attention, clip, compiled_regions, decay_of_matrices, decomposed, double_quantization,
-    eight_bits, flash_attention, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
-    offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, saved_modules,
-    schedule, shard_ranks, targets, warmup, weights,
+    DATA, DISTILLATION, EVALUATION, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING, STORAGE, VALUES,
+    adapter, attention, clip, compiled_regions, decay_of_matrices, decomposed, double_quantization,
+    eight_bits, flash_attention, four_bits, full_determinism, full_recompute, liger_kernels,
+    mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized, reentrant, replicas,
+    saved_modules, schedule, set, shard_ranks, synchronized_micro_batches, targets, unfused_loss,
+    warmup, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
-    number, with,
+    number, quoted, with,
 };
+use crate::tree::Node;
 
 /// Name of the format.
 pub(super) const NAME: &str = "the Hugging Face Trainer";
@@ -74,6 +76,15 @@ pub(super) const CLIP_NORM: Fallback = Fallback {
     why: "the Trainer's default",
 };
 
+/// Why the size of DDP's buckets is not used.
+pub(super) const BUCKETS: &str =
+    "gradients are predicted as reduced block by block, whatever the size of buckets";
+
+/// Keys of Accelerate's `GradientAccumulationPlugin`, which the Trainer passes on.
+pub(super) const SYNC_EACH_BATCH: &str =
+    "accelerator_config.gradient_accumulation_kwargs.sync_each_batch";
+pub(super) const ACCUMULATED: &str = "accelerator_config.gradient_accumulation_kwargs.num_steps";
+
 const KEYS: &[Key] = &[
     key("model_name_or_path", To::Model),
     integer("per_device_train_batch_size", "train.micro_batch"),
@@ -92,6 +103,13 @@ const KEYS: &[Key] = &[
     with("activation_checkpointing", full_recompute),
     with("torch_compile", compiled_regions),
     with("use_liger_kernel", liger_kernels),
+    with(
+        "liger_kernel_config.fused_linear_cross_entropy",
+        unfused_loss,
+    ),
+    with(SYNC_EACH_BATCH, synchronized_micro_batches),
+    integer(ACCUMULATED, "train.grad_accum"),
+    with("full_determinism", full_determinism),
     with("torch_dtype", weights),
     with("fsdp", fsdp::words),
     key("fsdp_config", To::File(&FSDP)),
@@ -108,6 +126,7 @@ const KEYS: &[Key] = &[
         "the allocator's cache is predicted as kept",
     ),
     lost("auto_find_batch_size", "the given batch size is predicted"),
+    lost("ddp_bucket_cap_mb", BUCKETS),
 ];
 
 const ASIDES: &[(&str, &[&str])] = &[
@@ -224,7 +243,6 @@ const ASIDES: &[(&str, &[&str])] = &[
         VALUES,
         &[
             "seed",
-            "full_determinism",
             "adam_beta1",
             "adam_beta2",
             "optim_args",
@@ -259,7 +277,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "local_rank",
             "accelerator_config",
             "ddp_find_unused_parameters",
-            "ddp_bucket_cap_mb",
             "ddp_broadcast_buffers",
             "ddp_static_graph",
             "ddp_backend",
@@ -289,6 +306,31 @@ const TRL: &[Key] = &[
     with("use_bnb_nested_quant", double_quantization),
     with("bnb_4bit_use_double_quant", double_quantization),
     with("load_in_8bit", eight_bits),
+    with("loss_type", loss_type),
+    // Arguments of `from_pretrained`.
+    with("model_init_kwargs.attn_implementation", attention),
+    with("model_init_kwargs.dtype", weights),
+    with("model_init_kwargs.torch_dtype", weights),
+    with("model_init_kwargs.load_in_4bit", four_bits),
+    with("model_init_kwargs.load_in_8bit", eight_bits),
+    with(
+        "model_init_kwargs.quantization_config.load_in_4bit",
+        four_bits,
+    ),
+    with(
+        "model_init_kwargs.quantization_config.load_in_8bit",
+        eight_bits,
+    ),
+    with(
+        "model_init_kwargs.quantization_config.bnb_4bit_use_double_quant",
+        double_quantization,
+    ),
+    lost(
+        "model_init_kwargs.use_kernels",
+        "kernels of the Hub are predicted as those of transformers",
+    ),
+    decisive("teacher_model", DISTILLATION),
+    decisive("teacher_model_name_or_path", DISTILLATION),
     decisive("beta", PREFERENCES),
     decisive("num_generations", PREFERENCES),
     decisive("reward_funcs", PREFERENCES),
@@ -331,12 +373,59 @@ const TRL: &[Key] = &[
     }),
 ];
 
+/// Reads the loss of TRL's `SFTTrainer`. Other trainers have losses of the same key that do not
+/// decide how logits are computed.
+fn loss_type(node: &Node) -> Result<Effect, String> {
+    Ok(match node.text() {
+        Some("chunked_nll") => chunked_nll(),
+        Some("nll" | "dft") => Effect::Assume("train.loss", quoted("materialized"), UNCHUNKED),
+        _ => Effect::Aside(VALUES),
+    })
+}
+
+/// Computes the loss as TRL's `chunked_nll` does: by `torch.utils.checkpoint` over chunks of
+/// `_CHUNKED_LM_HEAD_CHUNK_SIZE` tokens.
+pub(crate) fn chunked_nll() -> Effect {
+    Effect::All(vec![
+        set("train.loss", "checkpointed_chunks"),
+        Effect::Set("train.loss_chunk_tokens", "256".to_owned()),
+    ])
+}
+
+/// Why the losses of TRL that need all logits may need less memory.
+const UNCHUNKED: &str = "as in TRL up to 1.14; later versions compute logits in tiles, as predicted for loss_type: chunked_nll";
+
 const TRL_ASIDES: &[(&str, &[&str])] = &[
     ("part of an adapter", &["lora_task_type"]),
-    (NF4, &["bnb_4bit_quant_type"]),
+    (
+        NF4,
+        &[
+            "bnb_4bit_quant_type",
+            "model_init_kwargs.quantization_config.bnb_4bit_quant_type",
+        ],
+    ),
     (
         STORAGE,
-        &["bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"],
+        &[
+            "bnb_4bit_quant_storage",
+            "bnb_4bit_compute_dtype",
+            "model_init_kwargs.quantization_config.bnb_4bit_quant_storage",
+            "model_init_kwargs.quantization_config.bnb_4bit_compute_dtype",
+        ],
+    ),
+    (
+        SAVING,
+        &[
+            "model_init_kwargs.trust_remote_code",
+            "model_init_kwargs.revision",
+            "model_init_kwargs.use_cache",
+            "model_init_kwargs.low_cpu_mem_usage",
+            "model_init_kwargs.device_map",
+            "model_init_kwargs.cache_dir",
+            "model_init_kwargs.token",
+            "model_init_kwargs.use_safetensors",
+            "model_init_kwargs.local_files_only",
+        ],
     ),
     (
         DATA,
@@ -393,9 +482,7 @@ const TRL_ASIDES: &[(&str, &[&str])] = &[
         &[
             "assistant_only_loss",
             "completion_only_loss",
-            "loss_type",
             "base_model_revision",
-            "model_init_kwargs",
             "router_aux_loss_coef",
             "disable_dropout",
             "ignore_bias_buffers",

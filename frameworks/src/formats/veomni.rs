@@ -6,9 +6,9 @@
 
 use super::{llm_foundry, script};
 use crate::convert::{
-    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, MUON, PACKED, REFERENCE, SAVING, UNMODELED, VALUES,
-    adapter_alphas, adapter_ranks, clip, excluded_modules, full_recompute, fused_loss, if_true,
-    rank_stabilized, ranks, reentrant, saved_modules, set, targets,
+    DATA, DISTILLATION, EVALUATION, KERNELS, LAUNCH, LOGGING, MUON, PACKED, REFERENCE, SAVING,
+    UNMODELED, VALUES, adapter_alphas, adapter_ranks, clip, excluded_modules, full_recompute,
+    fused_loss, if_true, rank_stabilized, ranks, reentrant, saved_modules, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
@@ -125,7 +125,6 @@ const fn table(
 
 const DIFFUSION: &str = "diffusion models are not modeled";
 const COMPOSED: &str = "models composed of encoders, a foundation and decoders are not modeled";
-const TEACHER: &str = "distillation, with a second model, is not modeled";
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
 const EXPERT_ADAPTERS: &str = "adapters of the experts' parameters are not predicted";
@@ -192,7 +191,7 @@ const KEYS: &[Key] = &[
     decisive("model.encoders", COMPOSED),
     decisive("model.decoders", COMPOSED),
     decisive("model.foundation", COMPOSED),
-    decisive("model.teacher_model_path", TEACHER),
+    decisive("model.teacher_model_path", DISTILLATION),
     decisive("model.condition_model_path", DIFFUSION),
     decisive("model.condition_model_cfg", DIFFUSION),
     decisive("model.pretrained_text_encoder_path", DIFFUSION),

@@ -1,6 +1,6 @@
 //! Models that arguments of Megatron-LM describe.
 
-use super::{eight, setting, try_text};
+use super::{eight, setting, try_script, try_text};
 use crate::{Job, Options};
 use shardlab_plan::config::Recompute;
 
@@ -223,4 +223,29 @@ fn recomputed_modules_of_megatron_are_read() {
     );
     let error = error.err().map(|e| e.to_string()).unwrap_or_default();
     assert!(error.contains("expected core_attn, layernorm"), "{error}");
+}
+
+/// `mcore_fsdp_adapter.py` of Megatron Core 0.18 and 0.19 sets `fsdp_unit_modules` for
+/// `optim_grads_params` only.
+#[test]
+fn megatron_fsdp_has_one_unit_unless_it_shards_parameters() {
+    let units = |more: &str| {
+        let script = format!(
+            "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \
+             --seq-length 64 --max-position-embeddings 64 --vocab-size 256 --micro-batch-size 1 --bf16 \
+             --use-distributed-optimizer {more}\n"
+        );
+        setting(&try_script(&script, &eight()), "fsdp.units")
+    };
+    let strategy = |name| {
+        units(&format!(
+            "--use-megatron-fsdp --data-parallel-sharding-strategy {name}"
+        ))
+    };
+    let root = Some("\"root\"".to_owned());
+    assert_eq!(strategy("optim"), root);
+    assert_eq!(strategy("optim_grads"), root);
+    assert_eq!(strategy("optim_grads_params"), None);
+    // The distributed optimizer reduces gradients in buckets.
+    assert_eq!(units(""), None);
 }

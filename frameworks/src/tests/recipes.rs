@@ -1,7 +1,7 @@
 //! Tests of options that public recipes use.
 
 use super::{eight, has, row, setting, try_text};
-use crate::{Job, Lack};
+use crate::{Job, Lack, Status};
 
 fn read(name: &str, text: &str) -> Job {
     try_text(name, text, &eight()).unwrap_or_else(|e| panic!("{e}\n{text}"))
@@ -320,4 +320,44 @@ fn methods_that_train_blocks_in_turn_are_refused() {
     let (status, why) = row(&job, "lora_mlp_kernel");
     assert_eq!(status, crate::Status::NoCounterpart(crate::Lack::Accuracy));
     assert!(!why.contains("off"), "{why}");
+}
+
+/// `convert_to_float8_training` of torchtune gathers in 8 bits unless a recipe is named, and
+/// `compile` may be a map of parts (`compile.get("model", True)`).
+#[test]
+fn torchtune_gathers_in_8_bits_without_a_recipe() {
+    let read = |more: &str| {
+        let text = format!(
+            "model: {{_component_: torchtune.models.llama3_1.llama3_1_8b}}\nbatch_size: 1\n\
+             optimizer: {{_component_: torch.optim.AdamW}}\ntokenizer: {{max_seq_len: 2048}}\n{more}"
+        );
+        try_text("job.yaml", &text, &eight()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let gather = |job: &Job| setting(job, "precision.float8_all_gather");
+    let on = "enable_fp8_training: true\n";
+    assert_eq!(gather(&read(&format!("{on}dtype: fp32\n"))), None);
+    let job = read(on);
+    has(&job, &[("precision.float8_recipe", "\"tensorwise\"")]);
+    assert_eq!(gather(&job).as_deref(), Some("true"));
+    assert_eq!(
+        gather(&read(&format!("{on}fp8_recipe_name: tensorwise\n"))),
+        None
+    );
+    assert_eq!(gather(&read("dtype: bf16\n")), None);
+    // Weights in bfloat16 are predicted as gathered in 16 bits, with a note.
+    let job = read(&format!("{on}dtype: bf16\n"));
+    assert_eq!(gather(&job), None);
+    let (status, why) = row(&job, "enable_fsdp_float8_all_gather");
+    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{why}");
+
+    let mode = |more: &str| setting(&read(more), "compile.mode");
+    assert_eq!(
+        mode("compile: {loss: true}\n").as_deref(),
+        Some("\"blocks\"")
+    );
+    assert_eq!(
+        mode("compile: {model: true}\n").as_deref(),
+        Some("\"blocks\"")
+    );
+    assert_eq!(mode("compile: {model: false, loss: true}\n"), None);
 }

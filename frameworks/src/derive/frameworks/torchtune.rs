@@ -1,9 +1,12 @@
-//! Refuses jobs of torchtune that train nothing, and divides its losses into chunks.
+//! Refuses jobs of torchtune that train nothing, and supplies what its code decides without a key.
+//!
+//! Sources: `recipes/full_finetune_distributed.py` and `training/quantization.py` of torchtune.
 
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::NO_TRAINING;
 use crate::row::Lack;
+use crate::table::Fact;
 
 /// Refuses torchtune's recipe that quantizes a model. Recipes for quantization-aware training have
 /// a quantizer, too, and an optimizer.
@@ -48,3 +51,21 @@ pub(super) fn last(draft: &mut Draft) -> Result<(), ConfigError> {
     draft.assume("train.loss_chunk_tokens", rows.to_string(), why);
     Ok(())
 }
+
+/// Gathers weights in 8 bits if no recipe is named. Recipes of torchao, `tensorwise` among them,
+/// gather in 16 bits.
+///
+/// # Errors
+/// Never fails.
+pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
+    let on = draft.fact(Fact::Float8).is_some_and(|f| f.value == 1);
+    if on && draft.fact(Fact::Float8Scaling).is_none() {
+        let key = "enable_fsdp_float8_all_gather";
+        draft.suppose_fact(Fact::Float8Gather, 1, key, "true", GATHER);
+        draft.suppose_fact(Fact::Float8Ahead, 1, SCALES, "true", GATHER);
+    }
+    Ok(())
+}
+
+const GATHER: &str = "torchtune's default without fp8_recipe_name";
+const SCALES: &str = "precompute_float8_dynamic_scale_for_fsdp";

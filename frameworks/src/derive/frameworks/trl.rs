@@ -1,15 +1,21 @@
 //! Supplies TRL's defaults.
 //!
-//! Sources: `trl/trainer/{base,sft}_config.py` of TRL.
+//! Sources: `trl/trainer/{base,sft}_config.py`, `trl/trainer/sft_trainer.py` and
+//! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16.
 
 use super::{all_linear, has};
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
+use crate::formats::chunked_nll;
 use crate::row::Doubt;
 use crate::table::{Dtype, Effect, Fact, quoted};
 
-const OF_TRL: [&str; 7] = [
+const OF_TRL: [&str; 11] = [
+    "loss_type",
+    "model_init_kwargs.attn_implementation",
+    "model_init_kwargs.dtype",
+    "model_init_kwargs.torch_dtype",
     "use_peft",
     "packing",
     "packing_strategy",
@@ -39,8 +45,28 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
         let row = draft.suppose("bf16", "true", "the default of current versions of TRL");
         draft.apply(row, Effect::Mixed(Dtype::Bf16))?;
     }
-    Ok(())
+    loss(draft)
 }
+
+/// Sets the loss of TRL's `SFTTrainer` unless a key or Liger's kernels decide it.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn loss(draft: &mut Draft) -> Result<(), ConfigError> {
+    let decided = draft.value("train.loss").is_some();
+    let other = [Fact::UnfusedLoss, Fact::Pairs];
+    if decided || other.into_iter().any(|fact| draft.fact(fact).is_some()) {
+        return Ok(());
+    }
+    let row = draft.suppose("loss_type", "chunked_nll", CHUNKED);
+    draft.apply(row, chunked_nll())
+}
+
+/// Why the loss is chunked. TRL 1.15 computes tiles of 4,096 tokens and 32,768 words without
+/// `torch.utils.checkpoint`, whose memory is closer to that of small chunks than to that of all
+/// logits.
+const CHUNKED: &str =
+    "the default of TRL since 1.7; the tiles of logits since 1.15 are predicted as chunks";
 
 /// Does the same for arguments of the Trainer, if they are TRL's.
 ///

@@ -1,0 +1,179 @@
+//! What torchtitan's code decides without a key, by version.
+//!
+//! Sources: `parallelize.py` of its models, `distributed/{fsdp,activation_checkpoint}.py`,
+//! `config_manager.py` and `components/loss.py` of torchtitan, April 2024 to August 2026.
+
+use crate::draft::Draft;
+use crate::error::ConfigError;
+use crate::row::{Lack, Row};
+use crate::table::{Fact, list, quoted};
+
+const RECOMPUTE: &str = "train.recompute";
+const LAYERS: &str = "train.recompute_layers";
+const RESHARD: &str = "fsdp.reshard_after_forward";
+const UNITS: &str = "fsdp.units";
+
+/// Keys that torchtitan removed before 2025-07-28, when it made units of the first and the last
+/// modules (#1094). `training.compile` lasted a few weeks longer.
+const OLD_KEYS: [&str; 8] = [
+    "training.batch_size",
+    "training.compile",
+    "training.data_parallel_degree",
+    "training.data_parallel_replicate_degree",
+    "training.data_parallel_shard_degree",
+    "training.tensor_parallel_degree",
+    "training.warmup_steps",
+    "model.norm_type",
+];
+const OLD_SECTION: &str = "experimental.";
+
+/// Sets what backward recomputes, and the chunks of the loss.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn step(draft: &mut Draft, _ranks: u64) -> Result<(), ConfigError> {
+    compiled_loss(draft);
+    loss_chunks(draft)?;
+    recompute(draft)
+}
+
+/// Compiles no block if only the loss is compiled (`compile.components`).
+fn compiled_loss(draft: &mut Draft) {
+    let Some(only) = draft.fact(Fact::CompiledLossOnly) else {
+        return;
+    };
+    let is_on = draft.value("compile.mode").is_some();
+    draft.unset("compile.mode", Lack::Nothing, "no block is compiled");
+    if is_on {
+        let why = "only the loss is compiled, which is predicted as eager";
+        draft.none(only.row, Lack::Accuracy, why);
+    } else {
+        draft.none(only.row, Lack::Nothing, "nothing is compiled");
+    }
+}
+
+/// Divides the tokens of a micro-batch by the number of chunks of the loss.
+fn loss_chunks(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(chunks) = draft.fact(Fact::LossChunks) else {
+        return Ok(());
+    };
+    draft.set(chunks.row, "train.loss", quoted("chunked"))?;
+    let number = |key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
+    if let (Some(sequences), Some(length)) = (number("train.micro_batch"), number("train.seq_len"))
+    {
+        let tokens = sequences.saturating_mul(length).div_ceil(chunks.value);
+        let key = "train.loss_chunk_tokens";
+        draft.set(chunks.row, key, tokens.max(1).to_string())?;
+    }
+    Ok(())
+}
+
+/// Sets what mode `selective` recomputes: every second matmul and everything that is cheap, or
+/// every Nth block as a whole.
+fn recompute(draft: &mut Draft) -> Result<(), ConfigError> {
+    // Since June 2026, configurations name a class or nothing.
+    let nothing = |r: &Row| r.key == "activation_checkpoint" && r.place.is_some();
+    if let Some(row) = draft.rows.iter().position(nothing) {
+        return draft.set(row, RECOMPUTE, quoted("none"));
+    }
+    let option = draft.fact(Fact::RecomputeEvery);
+    let decided = draft.value(RECOMPUTE).is_some() || draft.fact(Fact::Recompute).is_some();
+    let row = match draft.fact(Fact::SelectiveMode) {
+        Some(mode) => mode.row,
+        None if decided => {
+            if let Some(option) = option {
+                let why = "part of mode selective, which is off";
+                draft.none(option.row, Lack::Nothing, why);
+            }
+            return Ok(());
+        }
+        None => draft.suppose("activation_checkpoint.mode", "selective", DEFAULT),
+    };
+    selective(draft, row, option.map(|o| (o.row, o.value)))
+}
+
+fn selective(
+    draft: &mut Draft,
+    mode: usize,
+    option: Option<(usize, u64)>,
+) -> Result<(), ConfigError> {
+    let (row, every) = option.unwrap_or_else(|| {
+        // TOML files are older than the versions without this option.
+        let in_toml = |r: &Row| r.place.as_ref().is_some_and(|p| p.file.ends_with(".toml"));
+        let (value, every) = if draft.rows.iter().any(in_toml) {
+            ("2", 2)
+        } else {
+            ("op", 0)
+        };
+        let key = "activation_checkpoint.selective_ac_option";
+        (draft.suppose(key, value, DEFAULT), every)
+    });
+    if every == 0 {
+        draft.set(mode, RECOMPUTE, quoted("selective"))?;
+        return draft.set(row, "train.recompute_nth_matmul", "2".to_owned());
+    }
+    draft.set(mode, RECOMPUTE, quoted("full"))?;
+    match blocks(every) {
+        Some(globs) if globs.is_empty() => draft.none(row, Lack::Nothing, "every block"),
+        Some(globs) => draft.set(row, LAYERS, list(&globs))?,
+        None => {
+            let why = "blocks at this distance are not predicted: all blocks are recomputed";
+            draft.none(row, Lack::Accuracy, why);
+        }
+    }
+    Ok(())
+}
+
+/// Returns globs of the modules of every Nth block, of which the first is number N - 1. `None` if
+/// their last digits do not repeat.
+fn blocks(every: u64) -> Option<Vec<String>> {
+    match every {
+        1 => Some(Vec::new()),
+        2 | 5 | 10 => {
+            let digits = (0..10_u64).filter(|d| (d + 1).is_multiple_of(every));
+            Some(digits.map(|d| format!("layers.*{d}")).collect())
+        }
+        _ => None,
+    }
+}
+
+const DEFAULT: &str = "torchtitan's default";
+
+/// Sets the modules that are gathered together, and which of them stay gathered after forward.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn units(draft: &mut Draft) -> Result<(), ConfigError> {
+    if draft.value("fsdp.policy") != Some(&quoted("fsdp2")) {
+        return Ok(());
+    }
+    let is_old = draft.rows.iter().any(|row| {
+        let is_parallel = row.key.starts_with(OLD_SECTION) && row.key.contains("parallel_degree");
+        row.place.is_some() && (is_parallel || OLD_KEYS.contains(&row.key.as_str()))
+    });
+    let by_default = draft.fact(Fact::ReshardByDefault);
+    let is_given = draft.fact(Fact::Reshard).is_some();
+    if is_old {
+        // The root owns the first and the last modules. Only the last block stays gathered.
+        match by_default {
+            Some(given) => draft.set(given.row, RESHARD, quoted("auto"))?,
+            None if !is_given => draft.assume(RESHARD, quoted("auto"), LAST_BLOCK),
+            None => {}
+        }
+        return Ok(());
+    }
+    if let Some(given) = by_default {
+        draft.set(given.row, RESHARD, "true".to_owned())?;
+    }
+    let always = draft.fact(Fact::Reshard).is_some_and(|r| r.value == 1);
+    if always {
+        let each = ["layers.*", "tok_embeddings", "norm+output"].map(str::to_owned);
+        draft.assume(UNITS, list(&each), ENDS);
+    } else {
+        draft.assume(UNITS, quoted("block_and_ends"), ENDS);
+    }
+    Ok(())
+}
+
+const ENDS: &str = "torchtitan shards the embedding, and the last norm with the output layer, apart from the blocks";
+const LAST_BLOCK: &str = "this version of torchtitan keeps the last block gathered after forward";
