@@ -19,6 +19,9 @@ pub struct Experts {
     pub bias: bool,
 }
 
+/// Says whether a parameter belongs to experts.
+type IsExpert = Box<dyn Fn(&Vec<u64>) -> bool>;
+
 /// Returns the experts in the parameters of `blocks` blocks of this hidden size, and the parameters
 /// outside of them. `choice` are the arguments of a top-k: k and the number it chooses from.
 ///
@@ -50,7 +53,7 @@ pub(super) fn find(
         .iter()
         .find_map(|(local, of)| Some((*local, count_of(*local)?, of)));
     let mut experts = Experts::default();
-    let is_expert: Box<dyn Fn(&Vec<u64>) -> bool> = if let Some((local, count, of)) = found {
+    let is_expert: IsExpert = if let Some((local, count, of)) = found {
         experts.count = count;
         experts.width = width(of);
         let merged: Vec<u64> = of.keys().flat_map(|w| [*w, 2 * w]).collect();
