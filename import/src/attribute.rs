@@ -21,6 +21,7 @@ pub use steps::{MicroBatch, Step, Steps};
 pub use units::{ROOT, Units, normalize};
 pub(crate) use units::{common_prefix, without};
 
+pub(crate) use kinds::is_nccl;
 pub(crate) use tree::Tree;
 
 use crate::kineto::{DeviceEvent, DeviceKind, Launch, Trace};
@@ -71,12 +72,15 @@ pub struct Attributed {
 }
 
 /// Prefetches requested by the user, found by their annotations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prefetch {
     /// Maximum number of units that one unit prefetches in forward; `None` if none are requested.
     pub forward: Option<u32>,
     /// The same for backward.
     pub backward: Option<u32>,
+    /// Units that each unit prefetches, in forward and in backward; indices into
+    /// [`Attributed::units`].
+    pub lists: BTreeMap<u32, [Vec<u32>; 2]>,
 }
 
 /// Returns the steps of a file that was cut off whose device work is incomplete. It follows the
@@ -190,9 +194,10 @@ pub fn attribute(trace: &Trace) -> Attributed {
             steps.all[step].is_cut_off = true;
         }
     }
+    let prefetch = prefetch(trace, &tree, &classes, &mut units);
     units::strip_common(&mut units);
     Attributed {
-        prefetch: prefetch(trace, &tree, &classes),
+        prefetch,
         optimizers: optimizers(&classes),
         steps,
         work,
@@ -351,21 +356,35 @@ fn optimizers(classes: &[Class]) -> Vec<String> {
 
 /// Returns the prefetches that the user requested: those outside of the range of a unit's own hook.
 /// FSDP2 nests its own prefetch of one unit within `pre_backward`.
-fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
+fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class], units: &mut Units) -> Prefetch {
     let mut found = Prefetch::default();
     let mut run = (0, 0);
+    let mut current = Units::ROOT;
+    let mut add = |from: u32, to: u32, backward: bool| {
+        let list = &mut found.lists.entry(from).or_default()[usize::from(backward)];
+        // Each step and micro-batch prefetches the same.
+        if !list.contains(&to) {
+            list.push(to);
+        }
+    };
     for (i, event) in trace.host.iter().enumerate() {
         match &classes[event.name.index()] {
-            Class::PreForward(_) | Class::PreBackward(_) | Class::PostForward(_) => run = (0, 0),
-            Class::ForwardPrefetch(_) => {
+            Class::PreForward(unit) | Class::PreBackward(unit) => {
+                run = (0, 0);
+                current = units.id(unit);
+            }
+            Class::PostForward(_) => run = (0, 0),
+            Class::ForwardPrefetch(unit) => {
+                add(current, units.id(unit), false);
                 run.0 += 1;
                 found.forward = found.forward.max(Some(run.0));
             }
-            Class::BackwardPrefetch(_) => {
+            Class::BackwardPrefetch(unit) => {
                 let own = tree.parent(i).is_some_and(|p| {
                     matches!(classes[trace.host[p].name.index()], Class::PreBackward(_))
                 });
                 if !own {
+                    add(current, units.id(unit), true);
                     run.1 += 1;
                     found.backward = found.backward.max(Some(run.1));
                 }

@@ -1,15 +1,17 @@
 //! The values of a scenario that a trace determines, each with its reason.
 
 mod count;
+mod data;
 mod groups;
 mod model;
+mod offload;
 mod optimizer;
 mod passes;
 mod schedule;
 
-pub use model::Model;
 pub(crate) use model::is_block;
-pub use optimizer::Optimizer;
+pub use model::{Adapters, Experts, Model};
+pub use optimizer::{Numbers, Optimizer};
 
 use crate::attribute::Attributed;
 use crate::kineto::{Recorder, Trace};
@@ -54,6 +56,17 @@ pub enum Ahead {
     Implicit,
     /// This many units, requested by the user.
     Depth(u32),
+}
+
+/// The units that a unit prefetches, requested by the user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefetches {
+    /// Unit.
+    pub unit: String,
+    /// Units that it prefetches in forward, in order.
+    pub forward: Vec<String>,
+    /// Units that it prefetches in backward, in order.
+    pub backward: Vec<String>,
 }
 
 /// What backward recomputes.
@@ -124,6 +137,8 @@ pub struct Facts {
     pub main_params: Option<Found<&'static str>>,
     /// Type in which gradients are kept.
     pub main_grads: Option<Found<&'static str>>,
+    /// Why parameters, gradients and optimizer states are in host memory, if they are.
+    pub offload: Option<String>,
     /// Resharding after forward.
     pub reshard: Option<Found<Reshard>>,
     /// Whether the root is gathered again in backward.
@@ -132,6 +147,8 @@ pub struct Facts {
     pub prefetch_forward: Option<Found<Ahead>>,
     /// Prefetch in backward.
     pub prefetch_backward: Option<Found<Ahead>>,
+    /// Explicit prefetches of each unit, if they are not those of a depth.
+    pub prefetch_lists: Vec<Prefetches>,
     /// Recomputation.
     pub recompute: Option<Found<Recompute>>,
     /// Number of micro-batches per step.
@@ -150,6 +167,10 @@ pub struct Facts {
     pub chunked_loss: Option<Found<bool>>,
     /// Model and batch.
     pub model: Model,
+    /// Nanoseconds per step that the host waits for its `DataLoader`.
+    pub data_wait: u64,
+    /// What is said of a file with the work of several devices.
+    pub merged_devices: Option<String>,
     /// Name of the device.
     pub device: Option<String>,
     /// What recorded the trace.
@@ -164,20 +185,38 @@ pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
     let mut facts = Facts {
         device: trace.head.devices.first().cloned(),
         recorder: trace.head.recorder,
+        data_wait: data::wait(trace, a),
+        merged_devices: merged(trace),
         ..Facts::default()
     };
     facts.units = schedule::units(trace, a, step, &counts);
+    schedule::engine(trace, a, &counts, &mut facts);
     schedule::ranks(trace, &counts, &mut facts);
     groups::gaps(&others, &mut facts);
-    schedule::engine(trace, a, &counts, &mut facts);
     schedule::types(trace, a, &counts, step, &mut facts);
     schedule::gathers(a, &counts, &mut facts);
     schedule::micro_batches(a, step, &counts, &mut facts);
     passes::recompute(trace, a, step, &mut facts);
     passes::compiled(trace, a, step, &mut facts);
     optimizer::find(trace, a, step, &mut facts);
+    offload::find(trace, a, step, &counts, &mut facts);
     model::find(trace, a, step, &mut facts);
     facts
+}
+
+/// Says so if a file has NCCL kernels of several devices. A process of a job has one.
+fn merged(trace: &Trace) -> Option<String> {
+    let nccl = trace.device.iter().filter(|e| {
+        let name = trace.name(e.name);
+        crate::attribute::is_nccl(name)
+    });
+    let devices: std::collections::BTreeSet<u32> = nccl.map(|e| e.device).collect();
+    (devices.len() > 1).then(|| {
+        format!(
+            "ranks: the file has collectives of {} devices, as if traces of several ranks were merged; they count as one rank: give one file per rank",
+            devices.len()
+        )
+    })
 }
 
 /// Returns the name of an element type in scenario files.

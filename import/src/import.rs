@@ -223,6 +223,7 @@ pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
     let mut notes = trace.notes.clone();
     notes.extend(undetermined(&trace, &a, &facts));
     notes.extend(engine_note(&facts));
+    notes.extend(data_note(&facts));
     Ok((facts, notes))
 }
 
@@ -344,6 +345,8 @@ fn traces_to_run(
     let facts = facts::find(&first.trace, &first.attributed, step);
     let mut undetermined = undetermined(&first.trace, &first.attributed, &facts);
     undetermined.extend(facts.mesh_gaps.iter().cloned());
+    undetermined.extend(facts.model.gaps.iter().cloned());
+    undetermined.extend(facts.merged_devices.iter().cloned());
     if facts.unsized_collectives > 0 {
         undetermined.push(format!(
             "mesh: {} NCCL kernels per step are in the trace, but the sizes of their groups are not",
@@ -386,7 +389,7 @@ fn traces_to_run(
         ranks: ranks
             .iter()
             .zip(&late)
-            .map(|(r, l)| r.summary(*l))
+            .map(|(r, l)| r.summary(*l, step))
             .collect(),
         attributed_share: ranks::share(time),
         unmatched,
@@ -479,6 +482,18 @@ fn engine_note(facts: &Facts) -> Option<String> {
     facts.is_fsdp1.then(|| {
         "the job runs FSDP1 (FullyShardedDataParallel): its schedule is predicted as that of FSDP2, without its flat parameters and its rate limiter"
             .to_owned()
+    })
+}
+
+/// Waits for data that are shorter than this per step are not worth a note, nanoseconds.
+const SHORT_WAIT: u64 = 1_000_000;
+
+fn data_note(facts: &Facts) -> Option<String> {
+    (facts.data_wait >= SHORT_WAIT).then(|| {
+        format!(
+            "the host waits {:.1} ms per step for its DataLoader: more workers or prefetched batches shorten this, and predictions do not contain it",
+            facts.data_wait as f64 / 1e6
+        )
     })
 }
 

@@ -4,7 +4,7 @@ mod units;
 
 pub use units::family_names;
 
-use crate::facts::{Ahead, Compiled, Facts, Found, Recompute, Reshard};
+use crate::facts::{Ahead, Compiled, Experts, Facts, Found, Model, Numbers, Recompute, Reshard};
 use crate::kineto::Recorder;
 use std::fmt::{Display, Write};
 
@@ -103,26 +103,82 @@ fn quote(text: impl Display) -> String {
 fn model(w: &mut Writer, facts: &Facts, preset: Option<&str>) {
     let m = &facts.model;
     w.section("model");
+    w.missing.extend(m.gaps.iter().cloned());
     if let Some(path) = preset {
         w.known("preset", &quote(path), "--config");
+        lora(w, m);
         return;
     }
     w.needed("family", m.family.as_ref(), |v| quote(v));
     w.needed("layers", m.layers.as_ref(), ToString::to_string);
     w.needed("hidden", m.hidden.as_ref(), ToString::to_string);
     w.needed("heads", m.heads.as_ref(), ToString::to_string);
-    let llama = m.family.as_ref().is_none_or(|f| f.value == "llama");
+    let llama = m.family.as_ref().is_none_or(|f| f.value != "gpt2");
     if llama {
         w.found("kv_heads", m.kv_heads.as_ref(), ToString::to_string);
         w.found("head_dim", m.head_dim.as_ref(), ToString::to_string);
     }
-    w.needed("ffn", m.ffn.as_ref(), ToString::to_string);
+    match &m.experts {
+        None => w.needed("ffn", m.ffn.as_ref(), ToString::to_string),
+        Some(found) => {
+            w.found("ffn", m.ffn.as_ref(), ToString::to_string);
+            experts(w, found);
+            w.found("dense_layers", m.dense_layers.as_ref(), ToString::to_string);
+        }
+    }
     w.needed("vocab", m.vocab.as_ref(), ToString::to_string);
     w.found("tie_embeddings", m.tied.as_ref(), ToString::to_string);
     if llama {
         w.found("bias", m.bias.as_ref(), |v| (*v).to_owned());
         w.found("qk_norm", m.qk_norm.as_ref(), ToString::to_string);
     }
+    lora(w, m);
+}
+
+/// Writes the keys of layers of experts.
+fn experts(w: &mut Writer, found: &Found<Experts>) {
+    let (e, because) = (&found.value, &found.because);
+    w.known("experts", &e.count.to_string(), because);
+    let top_k = e
+        .top_k
+        .map(|k| Found::new(k, "argument of the top-k over the router's scores"));
+    w.needed("top_k", top_k.as_ref(), ToString::to_string);
+    let width = e.width.map(|f| Found::new(f, because.as_str()));
+    w.needed("expert_ffn", width.as_ref(), ToString::to_string);
+    if let Some(shared) = e.shared {
+        w.known("shared_expert_ffn", &shared.to_string(), because);
+    }
+    if e.shared_gate {
+        w.known("shared_expert_gate", "true", "a projection to one number");
+    }
+    if e.bias {
+        w.known(
+            "expert_bias",
+            "true",
+            "experts have vectors of their widths",
+        );
+    }
+}
+
+/// Writes the section of adapters, if there are any.
+fn lora(w: &mut Writer, m: &Model) {
+    let Some(found) = &m.adapters else { return };
+    w.section("lora");
+    w.known("r", &found.value.rank.to_string(), &found.because);
+    if found.value.targets.is_empty() {
+        w.missing.push(
+            "lora.target_modules: the order of linear layers is not that of Llama; all-linear is the default"
+                .into(),
+        );
+        return;
+    }
+    let targets: Vec<String> = found.value.targets.iter().map(quote).collect();
+    let because = "order of the linear layers in a block";
+    w.known(
+        "target_modules",
+        &format!("[{}]", targets.join(", ")),
+        because,
+    );
 }
 
 fn train(w: &mut Writer, facts: &Facts) {
@@ -146,23 +202,22 @@ fn train(w: &mut Writer, facts: &Facts) {
             "adam" => "adamw",
             other => other,
         };
-        if matches!(name, "adamw" | "sgd") {
-            w.known("optimizer", &quote(name), &found.because);
-        } else {
-            w.missing.push(format!(
+        let n = &found.value.numbers;
+        match (name, &n.momentum) {
+            ("sgd", Some(momentum)) => {
+                let because = format!("SGD with momentum {momentum}: lion has the same state");
+                w.known("optimizer", "\"lion\"", &because);
+                w.missing.push(format!(
+                    "train.optimizer: SGD with momentum {momentum} is not among the optimizers of scenarios; lion, with as much state and traffic, stands for it"
+                ));
+            }
+            ("adamw" | "sgd", _) => w.known("optimizer", &quote(name), &found.because),
+            _ => w.missing.push(format!(
                 "train.optimizer: `{name}` has no counterpart; adamw is the default"
-            ));
+            )),
         }
-        if let Some(n) = &found.value.numbers {
-            let because = "argument of the optimizer's operator";
-            w.known("lr", &n.lr, because);
-            w.known(
-                "betas",
-                &format!("[{}, {}]", n.betas[0], n.betas[1]),
-                because,
-            );
-            w.known("eps", &n.eps, because);
-            w.known("weight_decay", &n.weight_decay, because);
+        if matches!(name, "adamw" | "sgd") && n.momentum.is_none() {
+            hyperparameters(w, name, n);
         }
     }
     match &facts.clip {
@@ -184,6 +239,36 @@ fn train(w: &mut Writer, facts: &Facts) {
             }
         }
         None => {}
+    }
+}
+
+/// Writes the numbers of an optimizer, and lists those that the trace lacks.
+fn hyperparameters(w: &mut Writer, optimizer: &str, n: &Numbers) {
+    let because = "argument of the optimizer's operator";
+    let betas = n.betas.as_ref().map(|[a, b]| format!("[{a}, {b}]"));
+    let all = [
+        ("lr", n.lr.as_ref()),
+        ("betas", betas.as_ref()),
+        ("eps", n.eps.as_ref()),
+        ("weight_decay", n.weight_decay.as_ref()),
+    ];
+    let has = |key: &str| optimizer == "adamw" || !matches!(key, "betas" | "eps");
+    let mut absent = Vec::new();
+    for (key, value) in all.into_iter().filter(|(key, _)| has(key)) {
+        match value {
+            Some(value) => w.known(key, value, because),
+            None => absent.push(format!("train.{key}")),
+        }
+    }
+    if !absent.is_empty() {
+        let product = n
+            .decay_per_step
+            .as_ref()
+            .map_or_else(String::new, |p| format!(" (lr × weight_decay is {p})"));
+        let what = absent.join(", ");
+        w.missing.push(format!(
+            "{what}: no operator of the optimizer has them as arguments{product}; the defaults apply, and no time or memory depends on them"
+        ));
     }
 }
 
@@ -266,6 +351,10 @@ fn fsdp(w: &mut Writer, facts: &Facts, units: Option<Found<String>>) {
     w.section("fsdp");
     w.found("policy", facts.policy.as_ref(), |v| quote(v));
     w.found("strategy", facts.strategy.as_ref(), |v| quote(v));
+    if let Some(because) = &facts.offload {
+        // FSDP2 moves all of them or none.
+        w.known("offload", "[\"params\", \"grads\", \"optimizer\"]", because);
+    }
     let sharded = facts
         .strategy
         .as_ref()
@@ -273,6 +362,7 @@ fn fsdp(w: &mut Writer, facts: &Facts, units: Option<Found<String>>) {
     if !sharded {
         return;
     }
+    let has_units = units.is_some();
     if let Some(found) = units {
         w.known("units", &found.value, &found.because);
     }
@@ -291,15 +381,45 @@ fn fsdp(w: &mut Writer, facts: &Facts, units: Option<Found<String>>) {
         facts.reshard_root.as_ref().filter(|f| f.value),
         ToString::to_string,
     );
+    // A replay has other units, so it keeps the depth.
+    let has_lists = has_units && !facts.prefetch_lists.is_empty();
+    if has_lists {
+        let lists = prefetch_lists(facts);
+        w.known(
+            "prefetch_lists",
+            &lists,
+            "annotations of explicit prefetches",
+        );
+    }
     let ahead = |v: &Ahead| match v {
         Ahead::Implicit => quote("implicit"),
         Ahead::Depth(n) => n.to_string(),
     };
-    w.found("prefetch_forward", facts.prefetch_forward.as_ref(), ahead);
-    w.found("prefetch_backward", facts.prefetch_backward.as_ref(), ahead);
+    if !has_lists {
+        w.found("prefetch_forward", facts.prefetch_forward.as_ref(), ahead);
+        w.found("prefetch_backward", facts.prefetch_backward.as_ref(), ahead);
+    }
     w.found("gradient_sync", facts.sync_last.as_ref(), |last| {
         quote(if *last { "last" } else { "every" })
     });
+}
+
+/// Returns the value of `fsdp.prefetch_lists`, with the names of units in scenarios.
+fn prefetch_lists(facts: &Facts) -> String {
+    let names = units::family_names(facts);
+    let name = |unit: &String| quote(names.get(unit).unwrap_or(unit));
+    let tables = facts.prefetch_lists.iter().map(|list| {
+        let mut table = format!("{{ unit = {}", name(&list.unit));
+        for (key, units) in [("forward", &list.forward), ("backward", &list.backward)] {
+            if !units.is_empty() {
+                let units: Vec<String> = units.iter().map(name).collect();
+                // Writing to a string cannot fail.
+                let _ = write!(table, ", {key} = [{}]", units.join(", "));
+            }
+        }
+        table + " }"
+    });
+    format!("[{}]", tables.collect::<Vec<_>>().join(", "))
 }
 
 /// Returns the shipped profile of a device.

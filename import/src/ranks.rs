@@ -34,7 +34,8 @@ pub struct RankSummary {
     pub rank: u32,
     /// File.
     pub file: String,
-    /// Median step time, milliseconds.
+    /// Time of the shown step, milliseconds: the same step on each rank, or the rank's median step
+    /// if its trace lacks that one.
     pub step_ms: Option<f64>,
     /// Time that the other ranks waited for this one in collectives, milliseconds over the whole
     /// trace.
@@ -69,13 +70,16 @@ impl Rank {
         }
     }
 
-    pub(crate) fn summary(&self, late: i64) -> RankSummary {
+    /// Summarizes the rank: the nanoseconds that others waited for it, and the shown step.
+    pub(crate) fn summary(&self, late: i64, step: Option<u32>) -> RankSummary {
+        let shown = self.times.iter().find(|t| Some(t.step) == step);
+        let shown = shown.map(|t| (t.to - t.from) as f64 / 1e6);
         let mut ms: Vec<f64> = samples(&self.times).iter().map(|t| t.ms()).collect();
         ms.sort_by(f64::total_cmp);
         RankSummary {
             rank: self.rank,
             file: self.path.display().to_string(),
-            step_ms: ms.get(ms.len().saturating_sub(1) / 2).copied(),
+            step_ms: shown.or_else(|| ms.get(ms.len().saturating_sub(1) / 2).copied()),
             late_ms: late as f64 / 1e6,
             attributed_share: share(self.time),
         }

@@ -30,6 +30,8 @@ pub struct Traced {
     pub units: Units,
     /// What the tape lacks.
     pub notes: Vec<String>,
+    /// Nanoseconds per step that the recorded host waits for its `DataLoader`.
+    pub data_wait: u64,
 }
 
 /// Makes a tape of an imported run.
@@ -44,6 +46,12 @@ pub fn tape(run: &RunImport, name: &str) -> Result<Traced, String> {
     let units = modules::build(&run.facts, &run.measured)?;
     let passes = passes::build(run, &units)?;
     let mut notes = run.facts.mesh_gaps.clone();
+    if run.facts.data_wait > 0 {
+        notes.push(format!(
+            "the host waits {:.1} ms per step for its DataLoader, which the replay leaves out",
+            run.facts.data_wait as f64 / 1e6
+        ));
+    }
     if run.measured.activations.is_empty() {
         notes.push(
             "memory of activations: the trace was recorded without profile_memory=True, so it is not part of the peak; a snapshot of the same steps adds it"
@@ -90,6 +98,7 @@ pub fn tape(run: &RunImport, name: &str) -> Result<Traced, String> {
             true => Units::Root,
             false => Units::Patterns(units.patterns),
         },
+        data_wait: run.facts.data_wait,
         notes,
     })
 }

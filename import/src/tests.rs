@@ -68,6 +68,152 @@ fn facts_follow_from_the_trace() {
     assert_eq!(f.units[0].gathered, 128);
 }
 
+/// Returns the scenario that a recorded trace of two H200 shows, without comments.
+fn inferred(file: &str) -> (String, crate::facts::Facts) {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/traces/");
+    let (facts, _) = crate::facts_of(format!("{folder}{file}").as_ref()).unwrap();
+    let text = crate::infer::infer(&facts, file, None).text;
+    let lines = text.lines().map(|l| match l.starts_with('#') {
+        true => l,
+        false => l.split('#').next().unwrap_or(l).trim_end(),
+    });
+    (lines.collect::<Vec<_>>().join("\n"), facts)
+}
+
+#[track_caller]
+fn has(text: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(text.lines().any(|l| l == *line), "{line} is not in {text}");
+    }
+}
+
+/// PEFT's LoraConfig(r=16, `target_modules` `q_proj` and `v_proj`) on a Llama with an intermediate
+/// size of 2816 and 136,672,256 parameters.
+#[test]
+fn adapters_are_not_the_feed_forward_layer() {
+    let (text, facts) = inferred("lora.json.gz");
+    let expected = [
+        "ffn = 2816",
+        "r = 16",
+        "target_modules = [\"q_proj\", \"v_proj\"]",
+        "tie_embeddings = false",
+    ];
+    has(&text, &expected);
+    assert_eq!(facts.model.parameters, None);
+    let gathered: u64 = facts.units.iter().map(|u| u.gathered).sum();
+    assert_eq!(gathered, 136_672_256);
+}
+
+/// Qwen3-MoE with 16 experts of width 768, 4 of them per token, tied embeddings and 194,323,968
+/// parameters.
+#[test]
+fn experts_are_not_the_feed_forward_layer() {
+    let (text, facts) = inferred("experts.json.gz");
+    let expected = [
+        "family = \"moe\"",
+        "experts = 16",
+        "top_k = 4",
+        "expert_ffn = 768",
+        "qk_norm = true",
+        "tie_embeddings = true",
+    ];
+    has(&text, &expected);
+    assert!(!text.contains("\nffn"), "{text}");
+    assert_eq!(facts.model.parameters, Some(194_323_968));
+}
+
+/// CPUOffloadPolicy with parameters in float32.
+#[test]
+fn offloaded_state_is_seen() {
+    let (text, _) = inferred("offload.json.gz");
+    let expected = [
+        "offload = [\"params\", \"grads\", \"optimizer\"]",
+        "main_params = \"f32\"",
+        "main_grads = \"f32\"",
+    ];
+    has(&text, &expected);
+    // Other jobs have their optimizer on the device.
+    assert!(!inferred("experts.json.gz").0.contains("offload"));
+}
+
+/// `fully_shard` on a mesh of 2 replicas of 1 shard, with AdamW(foreach=True, betas=(0.9, 0.95),
+/// lr=3e-4, weight_decay=0.1).
+#[test]
+fn replicas_of_one_rank_are_no_shards() {
+    let (text, _) = inferred("replicas.json.gz");
+    let expected = [
+        "family = \"gpt2\"",
+        "dp_shard = 1",
+        "dp_replicate = 2",
+        "strategy = \"optim_grads_params\"",
+        "units = \"block\"",
+        "betas = [0.9, 0.95]",
+        "eps = 1e-8",
+    ];
+    has(&text, &expected);
+    assert!(text.contains("train.lr, train.weight_decay:"), "{text}");
+    assert!(text.contains("lr × weight_decay is 3e-5"), "{text}");
+}
+
+/// SGD(lr=1e-2, momentum=0.9).
+#[test]
+fn momentum_is_a_state() {
+    let (text, _) = inferred("momentum.json.gz");
+    has(&text, &["optimizer = \"lion\""]);
+    assert!(text.contains("SGD with momentum 0.9 is not"), "{text}");
+}
+
+/// `set_modules_to_forward_prefetch` and `…backward_prefetch` of up to two blocks, on blocks only:
+/// the embedding, and the unit of norm and head, prefetch as the engine does.
+#[test]
+fn prefetches_of_some_units_are_lists() {
+    let (text, _) = inferred("prefetch-lists.json.gz");
+    let list = text.lines().find(|l| l.starts_with("prefetch_lists"));
+    let expected = "{ unit = \"layers.2\", forward = [\"layers.3\", \"layers.4\"], backward = [\"layers.1\", \"layers.0\"] }";
+    assert!(list.unwrap().contains(expected), "{text}");
+    assert!(!list.unwrap().contains("tok_embeddings"), "{text}");
+    assert!(!text.contains("prefetch_forward"), "{text}");
+    // Each unit of this job prefetches the next two.
+    assert!(
+        inferred("prefetch2.json.gz")
+            .0
+            .contains("prefetch_forward = 2")
+    );
+}
+
+/// The host spends 300 us of the two steps in the `DataLoader`.
+#[test]
+fn waits_for_data_are_host_time() {
+    let text = testing::trace();
+    let range = r#"{"ph": "X", "cat": "user_annotation", "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "pid": 1, "tid": 1, "ts": AT.25, "dur": 150, "args": {}},"#;
+    let at = |at: &str| range.replace("AT", at);
+    let with = text.replacen(
+        "\"traceEvents\": [",
+        &format!("\"traceEvents\": [{}{}", at("0"), at("180")),
+        1,
+    );
+    let waits = |text: &str| {
+        let (trace, a) = read(text.as_bytes()).unwrap();
+        facts::find(&trace, &a, None).data_wait
+    };
+    assert_eq!(waits(&text), 0);
+    assert_eq!(waits(&with), 150_000);
+}
+
+/// A file with the collectives of two devices has the traces of two ranks.
+#[test]
+fn merged_ranks_are_reported() {
+    let text = testing::trace();
+    let merged = |text: &str| {
+        let (trace, a) = read(text.as_bytes()).unwrap();
+        facts::find(&trace, &a, None).merged_devices
+    };
+    assert_eq!(merged(&text), None);
+    // The first of the device events is the kernel of an all-gather.
+    let two = text.replacen("\"device\": 0", "\"device\": 1", 1);
+    assert!(merged(&two).unwrap().contains("2 devices"));
+}
+
 #[test]
 fn a_run_has_spans_and_flops_of_one_step() {
     let (trace, a) = read(testing::trace().as_bytes()).unwrap();

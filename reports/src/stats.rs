@@ -22,6 +22,10 @@ use crate::tolerance::Tolerance;
 use serde::Serialize;
 use shardlab_plan::units::{signed, thousands};
 
+/// Number of measurements of each side that a verdict needs, as in the gate. Intervals of fewer are
+/// too narrow.
+pub const MIN_SAMPLES: usize = 3;
+
 /// Options of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Options {
@@ -54,10 +58,12 @@ impl Default for Options {
 
 impl Options {
     /// Returns the block length for step times of a single run: the cube root of their number, so
-    /// that blocks grow with the series, but slower.
+    /// that blocks grow with the series, but slower. A series has at least two blocks: resamples of
+    /// a single one are all equal.
     #[must_use]
     pub fn block_of(samples: usize) -> usize {
-        ((samples as f64).cbrt().ceil() as usize).max(1)
+        let length = (samples as f64).cbrt().ceil() as usize;
+        length.min(samples / 2).max(1)
     }
 }
 
@@ -167,6 +173,9 @@ pub struct Comparison {
     pub verdict: Verdict,
     /// Options of the comparison.
     pub options: Options,
+    /// Whether a side has fewer measurements than a verdict needs.
+    #[serde(skip)]
+    pub has_few: bool,
 }
 
 /// Compares B with A.
@@ -199,12 +208,13 @@ pub fn compare(
         verdict: Verdict::Inconclusive,
         ratio,
         options: *options,
+        has_few: [a, b]
+            .iter()
+            .any(|s| matches!(s, Samples::Measured(all) if all.len() < MIN_SAMPLES)),
     };
-    // A single measurement has no spread, however narrow its "interval" is.
-    let single = |s: Samples<'_>| matches!(s, Samples::Measured(all) if all.len() < 2);
     if let (Samples::Exact(x), Samples::Exact(y)) = (a, b) {
         c.verdict = exact(x, y, options.tolerance);
-    } else if !single(a) && !single(b) {
+    } else if !c.has_few {
         c.verdict = verdict(&c.ratio, options.threshold);
     }
     Ok(c)
@@ -357,8 +367,8 @@ impl Comparison {
                     percent(change)
                 )
             }
-            Verdict::Inconclusive if self.n[0] < 2 || self.n[1] < 2 => format!(
-                "Inconclusive: a single measurement has no spread to judge by ({a} has {}, {b} {}). The medians differ by {}.",
+            Verdict::Inconclusive if self.has_few => format!(
+                "Inconclusive: {MIN_SAMPLES} or more measurements on each side decide ({a} has {}, {b} {}). The medians differ by {}.",
                 self.n[0],
                 self.n[1],
                 relative(change)

@@ -112,8 +112,29 @@ fn verdicts_say_when_the_samples_cannot_tell() {
     assert_eq!(judged(&tight, &tight), Verdict::Equal);
     let wild = [5.0, 20.0, 9.0, 13.0];
     assert_eq!(judged(&wild, &tight), Verdict::Inconclusive);
-    // A single measurement is inconclusive; a prediction is exact.
+    // Fewer than three measurements are inconclusive, however far apart; a prediction is exact.
     assert_eq!(judged(&[10.0], &[20.0]), Verdict::Inconclusive);
+    assert_eq!(judged(&[10.0, 10.1], &[20.0, 20.1]), Verdict::Inconclusive);
+    assert_eq!(
+        judged(&[10.0, 10.1, 10.2], &[20.0, 20.1, 20.2]),
+        Verdict::Regressed
+    );
+    // Two steps are two blocks, so their interval has a width.
+    let options = Options {
+        block: Options::block_of(2),
+        ..Options::default()
+    };
+    let (a, b) = ([10.0, 11.0], [10.0, 11.0]);
+    let c = compare(Samples::Measured(&a), Samples::Measured(&b), &options).unwrap();
+    assert!(c.ratio.low < 1.0 && c.ratio.high > 1.0, "{:?}", c.ratio);
+    assert!(c.sentence("A", "B").contains("3 or more measurements"));
+    // The other side's blocks may be longer than this side's series.
+    let long = Options {
+        block: 6,
+        ..Options::default()
+    };
+    let c = compare(Samples::Measured(&A), Samples::Measured(&B[..3]), &long).unwrap();
+    assert!(c.ratio.low < c.ratio.high);
     let exact = |x| Samples::Exact(x);
     let options = Options::default();
     let c = compare(exact(10.0), exact(10.5), &options).unwrap();

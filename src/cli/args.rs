@@ -96,6 +96,8 @@ pub(super) fn size(text: &str) -> Result<Bytes, String> {
     scenario::parse_bytes(text).map(Bytes).ok_or_else(|| {
         let number = text.trim();
         match number.parse::<f64>() {
+            // A number of bytes is not one of GiB.
+            Ok(n) if n >= 4096.0 => format!("needs a unit, such as {number}B"),
             Ok(n) if n > 0.0 => format!("needs a unit, such as {number}GiB"),
             _ => "expected a size such as 512MiB or 4GiB".to_owned(),
         }

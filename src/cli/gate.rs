@@ -43,8 +43,8 @@ pub(super) struct Args {
     )]
     scenarios: Vec<PathBuf>,
     /// Judge the user's own job instead of scenarios: traces of the PyTorch profiler, or a saved
-    /// run; --baseline is another of them
-    #[arg(long, value_name = "FILE|RUN", num_args = 1.., requires = "baseline", conflicts_with_all = ["bless", "run", "selftest", "inject_fault"])]
+    /// run; --baseline is another of them, not needed with a budget
+    #[arg(long, value_name = "FILE|RUN", num_args = 1.., conflicts_with_all = ["bless", "run", "selftest", "inject_fault"])]
     measured: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,

@@ -4,9 +4,9 @@ use super::import::{failure, shown};
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use serde::Serialize;
 use serde_json::Value;
-use shardlab_import::facts::{Facts, Found};
+use shardlab_import::facts::{Experts, Facts, Found};
 use shardlab_import::{facts_of, infer::infer};
-use shardlab_plan::scenario;
+use shardlab_plan::{Scenario, plan, scenario};
 use std::path::{Path, PathBuf};
 
 const NOTES: &str = "\
@@ -67,12 +67,16 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     };
     let inferred = infer(&facts, &name(&args.trace), preset.as_deref());
     // A complete text must be a valid scenario. A file without all keys lists the missing ones.
-    if inferred.missing.is_empty()
-        && let Err(e) = scenario::parse("inferred", &inferred.text, &[])
-    {
-        say(format_args!(
+    match scenario::parse("inferred", &inferred.text, &[]) {
+        Err(e) if inferred.missing.is_empty() => say(format_args!(
             "warning: the inferred scenario cannot be predicted as it is: {e}"
-        ));
+        )),
+        Err(_) => {}
+        Ok(scenario) => {
+            if let Some(text) = other_size(&scenario, &facts) {
+                say(format_args!("warning: {text}"));
+            }
+        }
     }
     if args.json {
         out.json(&Report {
@@ -99,6 +103,30 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
+/// Relative difference up to which two numbers of parameters count as equal: engines pad parameters
+/// to multiples of the number of ranks.
+const PADDING: f64 = 0.01;
+
+/// Compares the number of a scenario's parameters with that of the trace, and says so if they
+/// differ.
+fn other_size(scenario: &Scenario, facts: &Facts) -> Option<String> {
+    let (seen, what) = match facts.model.parameters {
+        Some(n) => (n, "parameters of the trace's units"),
+        None if !facts.units.is_empty() && facts.units.iter().all(|u| u.gathered > 0) => {
+            let gathered = facts.units.iter().map(|u| u.gathered);
+            (gathered.sum(), "elements that the trace's units gather")
+        }
+        None => return None,
+    };
+    let planned = plan(scenario).ok()?.meta.parameters.total;
+    let differs = planned.abs_diff(seen) as f64 > PADDING * seen as f64;
+    differs.then(|| {
+        format!(
+            "the inferred model has {planned} parameters, but there are {seen} {what}: layers of the job are not in the scenario, or their sizes are others"
+        )
+    })
+}
+
 /// Returns the trace's name for the first line of the scenario.
 fn name(path: &Path) -> String {
     path.file_name()
@@ -120,13 +148,26 @@ fn contradictions(path: &Path, facts: &Facts) -> Result<(), Failure> {
     let config: Value = serde_json::from_slice(&text)
         .map_err(|e| bad(format!("line {}, column {}: {e}", e.line(), e.column())))?;
     let m = &facts.model;
-    let checks: [(&[&str], Option<&Found<u64>>); 6] = [
-        (&["num_hidden_layers", "n_layer"], m.layers.as_ref()),
-        (&["hidden_size", "n_embd"], m.hidden.as_ref()),
-        (&["num_attention_heads", "n_head"], m.heads.as_ref()),
-        (&["num_key_value_heads"], m.kv_heads.as_ref()),
-        (&["intermediate_size"], m.ffn.as_ref()),
-        (&["vocab_size"], m.vocab.as_ref()),
+    let of_experts = |size: fn(&Experts) -> Option<u64>| {
+        let found = m.experts.as_ref()?;
+        Some(Found {
+            value: size(&found.value)?,
+            because: found.because.clone(),
+        })
+    };
+    let checks: [(&[&str], Option<Found<u64>>); 9] = [
+        (&["num_hidden_layers", "n_layer"], m.layers.clone()),
+        (&["hidden_size", "n_embd"], m.hidden.clone()),
+        (&["num_attention_heads", "n_head"], m.heads.clone()),
+        (&["num_key_value_heads"], m.kv_heads.clone()),
+        (&["intermediate_size"], m.ffn.clone()),
+        (&["vocab_size"], m.vocab.clone()),
+        (
+            &["num_experts", "num_local_experts", "n_routed_experts"],
+            of_experts(|e| Some(e.count)),
+        ),
+        (&["num_experts_per_tok"], of_experts(|e| e.top_k)),
+        (&["moe_intermediate_size"], of_experts(|e| e.width)),
     ];
     for (keys, found) in checks {
         let of = keys

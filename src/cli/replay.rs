@@ -117,9 +117,16 @@ fn notes(traced: &Traced, measured: &Run, recorded: &Recorded) -> Vec<String> {
         ));
     }
     let wait = host_wait(measured);
+    // Waits for data are not the profiler's.
+    let data = Picos(traced.data_wait * 1000);
+    let wait = Picos(wait.0.saturating_sub(data.0));
     if wait.ms() > 0.05 * measured.step_ms() {
+        let besides = match traced.data_wait {
+            0 => "",
+            _ => ", apart from the DataLoader",
+        };
         notes.push(format!(
-            "in the trace, the device waits {} ms per step for the host, its own or that of another rank. The profiler makes the host slower; without it, the host needs about {} ms per step",
+            "in the trace, the device waits {} ms per step for the host, its own or that of another rank{besides}. The profiler makes the host slower; without it, the host needs about {} ms per step",
             thousands(wait.ms(), 2),
             thousands(recorded.prediction.run.host.ms(), 2),
         ));

@@ -149,6 +149,10 @@ fn faulty_faults_are_refused() {
         (["--fault", "1:death"], "RANK:KIND is expected"),
         (["--memory", "much"], "a size such as 512MiB"),
         (["--memory", "60"], "needs a unit, such as 60GiB"),
+        (
+            ["--memory", "5012193280"],
+            "needs a unit, such as 5012193280B",
+        ),
     ] {
         let output = shardlab(&[&["exec", "small-native"][..], &args].concat())
             .output()

@@ -338,6 +338,19 @@ fn a_measured_run_is_explained_and_gated() {
     let output = shardlab(&args).assert().code(1);
     let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
     assert!(text.contains("over the step time budget"), "{text}");
+    // Budgets need no baseline, but without any there is nothing to judge by.
+    let budget = |set: &[&str], code| {
+        let args = [&["gate", "--measured", &base][..], set].concat();
+        let output = shardlab(&args).assert().code(code);
+        String::from_utf8_lossy(&output.get_output().stderr).into_owned()
+    };
+    budget(&["--set", "gate.max_memory=100GiB"], 0);
+    budget(&["--set", "gate.max_step_ms=0.5"], 1);
+    let said = budget(&[], 2);
+    assert!(
+        said.contains("needs --baseline, or a budget: --set gate.max_memory"),
+        "{said}"
+    );
     // A budget of memory needs a record of memory, which this trace does not have.
     let silent = at("fsdp2-units-rank0.json.gz");
     let args = [
@@ -544,6 +557,41 @@ fn a_config_stands_for_shapes_that_were_not_recorded() {
         .success();
     let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(said.contains("not determined: model.hidden"), "{said}");
+}
+
+/// The config that the job of the trace saved. Its size of the feed-forward layer is not the rank of
+/// its adapters.
+#[test]
+fn the_config_of_a_job_with_adapters_is_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let config = config.to_str().unwrap();
+    let sizes = |ffn: u32| {
+        json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 6, "hidden_size": 1024,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": ffn, "vocab_size": 32000,
+            "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": false})
+    };
+    let trace = at("lora.json.gz");
+    for (args, own) in [
+        (&[][..], "ffn = 2816"),
+        (&["--config", config], "preset = "),
+    ] {
+        std::fs::write(config, sizes(2816).to_string()).unwrap();
+        let output = shardlab(&[&["infer", &trace][..], args].concat())
+            .assert()
+            .success();
+        let output = output.get_output();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(own) && text.contains("r = 16"), "{text}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("warning"), "{said}");
+    }
+    std::fs::write(config, sizes(16).to_string()).unwrap();
+    let output = shardlab(&["infer", &trace, "--config", config])
+        .assert()
+        .code(2);
+    let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(said.contains("intermediate_size is 16"), "{said}");
 }
 
 #[test]

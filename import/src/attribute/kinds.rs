@@ -48,11 +48,13 @@ pub(super) fn of(kind: DeviceKind, kernel: &str, phase: Phase, operators: &[&str
             .unwrap_or(Work::OtherCollective);
     }
     if kind == DeviceKind::Copy {
-        // Copy engines move data between devices within a collective's call.
+        // Copy engines move data between devices within a collective's call. Operators that a
+        // functional collective calls first, such as a clone of its input, only copy.
         let between = kernel.contains("PtoP") || kernel.contains("DtoD");
         let called = operators
             .iter()
             .take(4)
+            .take_while(|op| !op.starts_with("aten::"))
             .filter(|op| {
                 op.starts_with("c10d::")
                     || op.starts_with("nccl:")
@@ -181,6 +183,14 @@ mod tests {
                 &["record_param_comms", "c10d::_allgather_base_"]
             ),
             Work::AllGather
+        );
+        // `clip_grad_norm_` on DTensors: the functional all-reduce clones its input.
+        assert_eq!(
+            copy(
+                "Memcpy DtoD (Device -> Device)",
+                &["aten::copy_", "aten::clone", "_c10d_functional::all_reduce"]
+            ),
+            Work::Copy
         );
         assert_eq!(
             copy("Memcpy HtoD (Pinned -> Device)", &["aten::copy_"]),

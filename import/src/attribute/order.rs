@@ -262,8 +262,9 @@ fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
         .collect()
 }
 
-/// Names the units: consecutive units of equal size are blocks, a unit that contains an embedding
-/// is the embedding, and the last of the others is the root.
+/// Names the units: consecutive units of equal size are blocks, the first unit that contains an
+/// embedding is the embedding, the next ones are those of positions, and the last of the others is
+/// the root.
 fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for size in sizes {
@@ -284,12 +285,10 @@ fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
     let others: Vec<usize> = (0..sizes.len())
         .filter(|&i| Some(sizes[i]) != block)
         .collect();
-    let embedding = others
-        .iter()
-        .copied()
-        .find(|&i| embeds(i))
-        .filter(|_| others.len() > 1);
+    let mut embeddings = others.iter().copied().filter(|&i| embeds(i));
+    let embedding = embeddings.next().filter(|_| others.len() > 1);
     let root = others.iter().copied().rfind(|i| Some(*i) != embedding);
+    let positions: Vec<usize> = embeddings.filter(|i| Some(*i) != root).collect();
     let mut layer = 0;
     (0..sizes.len())
         .map(|i| {
@@ -301,7 +300,11 @@ fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
             } else if Some(i) == root {
                 String::new()
             } else {
-                format!("unit.{i}")
+                // A name with a number of its own would be one of a block.
+                match positions.contains(&i) {
+                    true => format!("pos_embeddings{i}"),
+                    false => format!("unit{i}"),
+                }
             }
         })
         .collect()

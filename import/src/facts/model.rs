@@ -1,5 +1,11 @@
 //! Determines sizes of the model and the batch from recorded shapes.
 
+mod adapters;
+mod experts;
+
+pub use adapters::Adapters;
+pub use experts::Experts;
+
 use super::{Facts, Found, UnitFacts};
 use crate::attribute::Attributed;
 use crate::kineto::Trace;
@@ -10,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Properties of a transformer that shapes determine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
-    /// `llama` or `gpt2`.
+    /// `llama`, `moe` or `gpt2`.
     pub family: Option<Found<&'static str>>,
     /// Number of blocks.
     pub layers: Option<Found<u64>>,
@@ -24,6 +30,12 @@ pub struct Model {
     pub head_dim: Option<Found<u64>>,
     /// Size of the feed-forward layer.
     pub ffn: Option<Found<u64>>,
+    /// Layers of experts.
+    pub experts: Option<Found<Experts>>,
+    /// Number of first blocks without experts, in a model with experts.
+    pub dense_layers: Option<Found<u64>>,
+    /// Low-rank adapters.
+    pub adapters: Option<Found<Adapters>>,
     /// Vocabulary size.
     pub vocab: Option<Found<u64>>,
     /// Whether embedding and head share a parameter.
@@ -38,6 +50,8 @@ pub struct Model {
     pub micro_batch: Option<Found<u64>>,
     /// Total number of parameters.
     pub parameters: Option<u64>,
+    /// What shapes show, but do not determine.
+    pub gaps: Vec<String>,
 }
 
 /// Determines the model, and whether the loss is computed in chunks, from the first micro-batch.
@@ -55,16 +69,56 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
         if let Some(inputs) = event.inputs {
             let dims = shapes(trace.name(trace.inputs[inputs as usize].dims));
             seen.operator(plain, &dims, (i, place.unit), a);
+            if plain == "topk" {
+                let concrete = trace.name(trace.inputs[inputs as usize].concrete);
+                seen.choice = seen.choice.or_else(|| choice(&dims, concrete));
+            }
         }
     }
     let mut model = seen.batch_and_heads();
     seen.blocks(&mut model, &facts.units);
     model.tied = tied(&model, &facts.units);
-    let known = facts.units.iter().all(|u| !u.parameters.is_empty()) && !facts.units.is_empty();
+    let whole = |u: &UnitFacts| !u.parameters.is_empty() && !is_partly_trained(u);
+    let known = facts.units.iter().all(whole) && !facts.units.is_empty();
     let all = facts.units.iter().flat_map(|u| &u.parameters);
     model.parameters = known.then(|| all.map(|p| p.iter().product::<u64>()).sum());
     facts.chunked_loss = seen.chunked_loss(&model);
     facts.model = model;
+}
+
+/// Returns the arguments of a top-k, from its operands: k, and the number it chooses from.
+fn choice(dims: &[Vec<u64>], concrete: &str) -> Option<(u64, u64)> {
+    let arguments: Vec<String> = serde_json::from_str(concrete).ok()?;
+    Some((arguments.get(1)?.parse().ok()?, *dims.first()?.last()?))
+}
+
+/// Returns whether a large part of the unit's gathered elements has no gradients.
+fn is_partly_trained(unit: &UnitFacts) -> bool {
+    let trained: u64 = unit
+        .parameters
+        .iter()
+        .map(|p| p.iter().product::<u64>())
+        .sum();
+    !unit.parameters.is_empty() && trained < unit.gathered / 10 * 9
+}
+
+/// A linear layer that forward calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Linear {
+    /// Its weight, `[out, in]`.
+    weight: [u64; 2],
+    /// Last dimension of its input.
+    input: u64,
+    /// Whether it has a bias.
+    bias: bool,
+}
+
+impl Linear {
+    /// Returns the shapes of its parameters.
+    fn shapes(&self) -> impl Iterator<Item = Vec<u64>> {
+        let bias = self.bias.then(|| vec![self.weight[0]]);
+        [self.weight.to_vec()].into_iter().chain(bias)
+    }
 }
 
 /// Shapes of the operators of a forward pass.
@@ -80,8 +134,10 @@ struct Seen {
     attended: u64,
     /// Whether there is RMSNorm, and LayerNorm.
     norms: (bool, bool),
-    /// Weights of linear layers, by unit.
-    weights: BTreeMap<String, Vec<Vec<u64>>>,
+    /// Linear layers in the order of their calls, by unit.
+    linears: BTreeMap<String, Vec<Linear>>,
+    /// Arguments of the first top-k: k, and the number it chooses from.
+    choice: Option<(u64, u64)>,
     /// Number of cross entropies.
     losses: u32,
     /// Rows of the last cross entropy.
@@ -129,9 +185,18 @@ impl Seen {
                 }
             }
             "linear" => {
-                if let Some(weight) = dims.get(1).filter(|w| w.len() == 2) {
+                if let [input, weight, ..] = dims
+                    && let (Some(&input), &[out, of]) = (input.last(), &weight[..])
+                {
                     let unit = a.units.names()[unit as usize].clone();
-                    self.weights.entry(unit).or_default().push(weight.clone());
+                    let weight = [out, of];
+                    let bias = dims.get(2).is_some_and(|b| !b.is_empty());
+                    let linear = Linear {
+                        weight,
+                        input,
+                        bias,
+                    };
+                    self.linears.entry(unit).or_default().push(linear);
                 }
             }
             "cross_entropy_loss" => {
@@ -174,22 +239,114 @@ impl Seen {
         } else {
             Some(Found::new(blocks.len() as u64, "numbered units"))
         };
-        if let Some(block) = blocks.first() {
-            // Engines that flatten parameters show their shapes only where they are used.
-            let flat = block.parameters.iter().all(|p| p.len() < 2);
-            let used = self.weights.get(&block.name).filter(|_| flat);
-            of_block(model, used.unwrap_or(&block.parameters), self.norms, 1);
-        } else if let Some(root) = units.iter().find(|u| u.name == crate::attribute::ROOT) {
+        let per_unit = match (blocks.is_empty(), &model.layers) {
+            (true, Some(layers)) => layers.value as usize,
+            _ => 1,
+        };
+        let shapes: Vec<Shapes> = if blocks.is_empty() {
             // Without units, the root's parameters are those of all blocks.
+            let root = units.iter().filter(|u| u.name == crate::attribute::ROOT);
             let vocab = model.vocab.as_ref().map(|v| v.value);
-            let inner: Vec<Vec<u64>> = root
+            root.map(|u| self.shapes(u, model, per_unit, |p| p.first().copied() != vocab))
+                .collect()
+        } else {
+            blocks
+                .iter()
+                .map(|u| self.shapes(u, model, 1, |_| true))
+                .collect()
+        };
+        if let Some(adapters) = shapes.first().and_then(|s| s.adapters.clone()) {
+            if shapes
+                .iter()
+                .any(|s| s.adapters.as_ref() != Some(&adapters))
+            {
+                let gap = "lora.layers_to_transform: the adapters of some blocks differ from those of the first";
+                model.gaps.push(gap.to_owned());
+            }
+            let because = "pairs of trained layers, [r, in] and [out, r], behind frozen ones";
+            model.adapters = Some(Found::new(adapters, because));
+        }
+        let Some(hidden) = model.hidden.as_ref().map(|h| h.value) else {
+            return;
+        };
+        let routed: Vec<_> = shapes
+            .iter()
+            .map(|s| experts::find(&s.parameters, hidden, self.choice, per_unit))
+            .collect();
+        let dense = routed.iter().position(Option::is_none);
+        if let Some(block) = dense.map(|i| &shapes[i]) {
+            of_block(model, block, self.norms, per_unit);
+        }
+        let first = routed.iter().position(Option::is_some);
+        if let Some(at) = first
+            && let Some((experts, others)) = &routed[at]
+        {
+            let parameters = others.clone();
+            let is_whole = shapes[at].is_whole;
+            let ffn = model.ffn.take();
+            let block = Shapes {
+                parameters,
+                is_whole,
+                adapters: None,
+            };
+            of_block(model, &block, self.norms, per_unit);
+            // The wide layers next to experts are those of the shared expert.
+            let shared = model.ffn.take().map(|f| f.value);
+            model.ffn = ffn;
+            model.family = Some(Found::new("moe", "experts among a block's parameters"));
+            let experts = Experts { shared, ..*experts };
+            model.experts = Some(Found::new(experts, "shapes of a block's parameters"));
+            let dense = routed.iter().filter(|r| r.is_none()).count();
+            if dense == at && dense > 0 {
+                let because = "first blocks without experts";
+                model.dense_layers = Some(Found::new(dense as u64, because));
+            } else if dense > 0 {
+                model.gaps.push(format!(
+                    "model.mlp_layer_types: {dense} of {} blocks have no experts, and not only the first",
+                    shapes.len()
+                ));
+            }
+        }
+    }
+
+    /// Returns the shapes of a unit's parameters that pass a filter. Those of gradients are not all
+    /// if engines flatten parameters, or if some are frozen: the linear layers of forward complete
+    /// them.
+    fn shapes(
+        &self,
+        unit: &UnitFacts,
+        model: &mut Model,
+        blocks: usize,
+        keep: impl Fn(&[u64]) -> bool,
+    ) -> Shapes {
+        let linears = self.linears.get(&unit.name).map_or(&[][..], Vec::as_slice);
+        let flat = unit.parameters.iter().all(|p| p.len() < 2);
+        let found = adapters::find(linears, &unit.parameters, blocks);
+        let partly = is_partly_trained(unit);
+        if partly && found.is_none() {
+            let trained: u64 = unit
                 .parameters
                 .iter()
-                .filter(|p| p.first().copied() != vocab)
-                .cloned()
-                .collect();
-            let n = model.layers.as_ref().map_or(1, |l| l.value as usize);
-            of_block(model, &inner, self.norms, n);
+                .map(|p| p.iter().product::<u64>())
+                .sum();
+            model.gaps.push(format!(
+                "the frozen parameters of {}: {trained} of {} gathered elements have gradients",
+                unit.name, unit.gathered
+            ));
+        }
+        let adapters = found.as_ref().map(|f| f.0.clone());
+        let (mut parameters, is_whole) = match found {
+            Some((_, layers)) => (layers.iter().flat_map(Linear::shapes).collect(), false),
+            None if partly || flat && !linears.is_empty() => {
+                (linears.iter().flat_map(Linear::shapes).collect(), false)
+            }
+            None => (unit.parameters.clone(), true),
+        };
+        parameters.retain(|p| keep(p));
+        Shapes {
+            parameters,
+            is_whole,
+            adapters,
         }
     }
 
@@ -216,12 +373,27 @@ impl Seen {
     }
 }
 
+/// Shapes of a block's parameters.
+struct Shapes {
+    parameters: Vec<Vec<u64>>,
+    /// Whether those of norms are among them. Otherwise only linear layers are known.
+    is_whole: bool,
+    adapters: Option<Adapters>,
+}
+
 /// Returns whether embedding and head share a parameter.
 fn tied(model: &Model, units: &[UnitFacts]) -> Option<Found<bool>> {
     let table = [model.vocab.as_ref()?.value, model.hidden.as_ref()?.value];
     let parameters = units.iter().flat_map(|u| &u.parameters);
     match parameters.filter(|p| **p == table).count() {
-        0 => None,
+        0 => {
+            // Frozen tables have no gradients, but are gathered.
+            let others = units.iter().filter(|u| !is_block(&u.name));
+            let gathered: u64 = others.map(|u| u.gathered).sum();
+            let tables = gathered / (table[0] * table[1]).max(1);
+            let because = format!("{gathered} elements are gathered outside of the blocks");
+            (tables > 0).then(|| Found::new(tables == 1, because))
+        }
         1 => Some(Found::new(true, "one parameter has the embedding's shape")),
         n => Some(Found::new(
             false,
@@ -236,7 +408,11 @@ pub(crate) fn is_block(name: &str) -> bool {
 }
 
 /// Determines sizes from the parameters of some blocks.
-fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blocks: usize) {
+fn of_block(model: &mut Model, block: &Shapes, norms: (bool, bool), blocks: usize) {
+    let parameters = &block.parameters;
+    if parameters.is_empty() {
+        return;
+    }
     let Some(hidden) = model.hidden.as_ref().map(|h| h.value) else {
         return;
     };
@@ -293,6 +469,9 @@ fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blo
         (false, true) => Found::new("\"qkv\"", "vectors of the width of keys"),
         (false, false) => Found::new("false", "no vector of a linear layer's width"),
     });
+    if !block.is_whole {
+        return;
+    }
     let normed = head != 0 && head != hidden && of_width(head) >= 2;
     model.qk_norm = Some(if normed {
         Found::new(true, "vectors of a head's width")

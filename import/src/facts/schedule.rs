@@ -1,7 +1,7 @@
 //! Determines units, ranks, types and the order of communication.
 
 use super::count::Counts;
-use super::{Ahead, Facts, Found, Reshard, UnitFacts, dtype};
+use super::{Ahead, Facts, Found, Prefetches, Reshard, UnitFacts, dtype};
 use crate::attribute::{Attributed, Units, Work};
 use crate::kineto::Trace;
 use crate::measured::shapes;
@@ -120,6 +120,18 @@ pub(super) fn ranks(trace: &Trace, counts: &Counts<'_>, facts: &mut Facts) {
                     "no all-reduce follows the reduce-scatters, and the all-gathers span all ranks",
                 )
             }),
+        (None, Some(outer)) if facts.policy.as_ref().is_some_and(|p| p.value == "fsdp2") => {
+            // FSDP2 only all-reduces over replicas. With one rank per shard it gathers nothing.
+            facts.dp_shard = Some(Found::new(1, "no parameters are gathered"));
+            facts.strategy = Some(Found::new(
+                "optim_grads_params",
+                "a mesh of replicas, each of which is one rank: nothing is gathered",
+            ));
+            Some(Found::new(
+                outer,
+                "group size of the all-reduces in backward",
+            ))
+        }
         (None, Some(outer)) => {
             facts.dp_shard = Some(Found::new(
                 outer,
@@ -359,6 +371,7 @@ pub(super) fn gathers(a: &Attributed, counts: &Counts<'_>, facts: &mut Facts) {
         .as_ref()
         .is_some_and(|s| s.value == "optim_grads_params")
     {
+        facts.prefetch_lists = prefetch_lists(a, &facts.units);
         let of = |depth: Option<u32>, none: &str| match depth {
             Some(depth) => Found::new(Ahead::Depth(depth), "annotations of explicit prefetches"),
             None => Found::new(Ahead::Implicit, none),
@@ -372,6 +385,43 @@ pub(super) fn gathers(a: &Attributed, counts: &Counts<'_>, facts: &mut Facts) {
             "backward has only the engine's own prefetches",
         ));
     }
+}
+
+/// Returns the explicit prefetches of each unit, unless each unit prefetches the same number of its
+/// successors, or as many as there are.
+fn prefetch_lists(a: &Attributed, units: &[UnitFacts]) -> Vec<Prefetches> {
+    let order: Vec<&str> = units
+        .iter()
+        .map(|u| u.name.as_str())
+        .filter(|n| *n != crate::attribute::ROOT)
+        .collect();
+    let reversed: Vec<&str> = order.iter().rev().copied().collect();
+    let names = a.units.names();
+    let lists: Vec<Prefetches> = (a.prefetch.lists.iter())
+        .map(|(unit, lists)| {
+            let named = |ids: &Vec<u32>| ids.iter().map(|u| names[*u as usize].clone()).collect();
+            Prefetches {
+                unit: names[*unit as usize].clone(),
+                forward: named(&lists[0]),
+                backward: named(&lists[1]),
+            }
+        })
+        .collect();
+    let of = |unit: &str, backward: bool| -> &[String] {
+        let found = lists.iter().find(|l| l.unit == unit);
+        found.map_or(&[], |l| if backward { &l.backward } else { &l.forward })
+    };
+    let is_depth = |order: &[&str], backward: bool, depth: Option<u32>| {
+        let Some(depth) = depth else { return true };
+        order.iter().enumerate().all(|(i, unit)| {
+            let next = order[i + 1..].iter().take(depth as usize);
+            next.copied()
+                .eq(of(unit, backward).iter().map(String::as_str))
+        })
+    };
+    let is_plain = is_depth(&order, false, a.prefetch.forward)
+        && is_depth(&reversed, true, a.prefetch.backward);
+    if is_plain { Vec::new() } else { lists }
 }
 
 pub(super) fn micro_batches(

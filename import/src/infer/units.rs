@@ -49,7 +49,11 @@ pub(super) fn patterns(facts: &Facts) -> Option<Found<String>> {
         } else {
             ""
         };
-        patterns.push(format!("\"{}{keep}\"", names.join("+")));
+        let pattern = format!("\"{}{keep}\"", names.join("+"));
+        // Families have one module for both embeddings.
+        if !patterns.contains(&pattern) {
+            patterns.push(pattern);
+        }
     }
     Some(Found::new(format!("[{}]", patterns.join(", ")), because))
 }
@@ -161,6 +165,18 @@ mod tests {
             reshard: Some(Found::new(Reshard::Always, "")),
             ..Facts::default()
         }
+    }
+
+    /// Megatron-FSDP gathers the tables of tokens and of positions apart.
+    #[test]
+    fn both_embeddings_are_one_module() {
+        let units = vec![
+            unit("tok_embeddings", &[&[50, 8]], true),
+            unit("pos_embeddings1", &[&[16, 8]], true),
+            unit("layers.0", &[&[8, 8]], true),
+        ];
+        let found = patterns(&facts(units)).unwrap().value;
+        assert_eq!(found, "[\"layers.*\", \"tok_embeddings\"]");
     }
 
     #[test]

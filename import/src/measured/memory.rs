@@ -24,6 +24,9 @@ pub(crate) fn role_at<'a>(phase: Phase, mut around: impl Iterator<Item = &'a str
                 Role::GatherBuffer
             }
             n if n.starts_with("FSDP::post_backward_reduce") => Role::ReduceInput,
+            // Gradients of micro-batches that do not reduce.
+            n if n.starts_with("FSDP::post_backward_accumulate") => Role::FullGrad,
+            n if n.ends_with("AccumulateGrad") => Role::FullGrad,
             n if n.starts_with("c10d::_reduce_scatter")
                 || n.starts_with("c10d::reduce_scatter") =>
             {
@@ -268,4 +271,21 @@ fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String
     by_role.sort_by_key(|(_, b)| std::cmp::Reverse(*b));
     by_unit.sort_by_key(|(_, b)| std::cmp::Reverse(*b));
     (by_role, by_unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accumulated_gradients_have_a_role() {
+        let at = |around: &[&'static str]| role_at(Phase::Backward, around.iter().copied());
+        for name in [
+            "FSDP::post_backward_accumulate (layers.0)",
+            "torch::autograd::AccumulateGrad",
+        ] {
+            assert_eq!(at(&["aten::_to_copy", name]), Role::FullGrad, "{name}");
+        }
+        assert_eq!(at(&["aten::mm"]), Role::Temporary);
+    }
 }

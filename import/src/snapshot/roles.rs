@@ -89,6 +89,8 @@ impl Places {
                         }
                     }
                     () if name.starts_with("FSDP::pre_backward") => self.backward = unit,
+                    // The next forward begins, so that of the last backward is over.
+                    () if name.starts_with("FSDP::root_pre_forward") => self.backward = None,
                     () if name.starts_with("FSDP::post_backward_reduce") => self.reducing = 0,
                     () => {}
                 }
@@ -102,6 +104,10 @@ impl Places {
 
     fn role(&mut self, frames: &Frames<'_>) -> Role {
         let annotated = |part: &str| self.open.iter().any(|n| n.starts_with(part));
+        if frames.any("_fsdp_param.py", "accumulate") || annotated("FSDP::post_backward_accumulate")
+        {
+            return Role::FullGrad;
+        }
         if frames.any("_fsdp_param.py", "") || annotated("FSDP::all_gather_copy_out") {
             return Role::FullWeight;
         }
@@ -195,5 +201,57 @@ impl<'a> Frames<'a> {
                 || file.contains("_contextlib")
         };
         self.0.is_empty() || self.0.iter().all(|(f, _)| hook(f))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(time: u64, name: &str, stage: &str) -> Value {
+        Value::dict([
+            ("time_us", Value::from(time)),
+            ("stage", Value::from(stage)),
+            ("name", Value::from(name)),
+        ])
+    }
+
+    fn event(time: u64, frames: &[(&str, &str)]) -> Value {
+        let frame = |(file, name): &(&str, &str)| {
+            Value::dict([
+                ("filename", Value::from(*file)),
+                ("name", Value::from(*name)),
+            ])
+        };
+        Value::dict([
+            ("time_us", Value::from(time)),
+            ("frames", Value::list(frames.iter().map(frame))),
+        ])
+    }
+
+    /// The frames of gradients that a micro-batch accumulates, as recorded on two H200.
+    #[test]
+    fn accumulated_gradients_are_no_weights() {
+        let mut places = Places::new(&[], true);
+        let param = "torch/distributed/fsdp/_fully_shard/_fsdp_param.py";
+        let accumulated = event(1, &[(param, "to_accumulated_grad_if_needed")]);
+        assert_eq!(places.of(&accumulated).0, Role::FullGrad.name());
+        let unsharded = event(2, &[(param, "init_unsharded_param")]);
+        assert_eq!(places.of(&unsharded).0, Role::FullWeight.name());
+    }
+
+    /// The unit of the last backward ends with the next forward.
+    #[test]
+    fn a_new_forward_ends_the_last_backward() {
+        let all = [
+            mark(1, "FSDP::pre_backward (layers.0)", "START"),
+            mark(2, "FSDP::pre_backward (layers.0)", "END"),
+            mark(5, "FSDP::root_pre_forward", "START"),
+            mark(6, "FSDP::root_pre_forward", "END"),
+        ];
+        let all: Vec<&Value> = all.iter().collect();
+        let mut places = Places::new(&all, true);
+        assert_eq!(places.of(&event(3, &[])).1, "layers.0");
+        assert_eq!(places.of(&event(7, &[])).1, ROOT);
     }
 }

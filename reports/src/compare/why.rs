@@ -402,7 +402,8 @@ fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> Strin
         )
     });
     let [predicted, measured] = [1 - p.measured, p.measured].map(|i| sides[i].step_ms());
-    let interval = pair.step.as_ref().map_or_else(String::new, |step| {
+    let judged = pair.step.as_ref().filter(|step| !step.has_few);
+    let interval = judged.map_or_else(String::new, |step| {
         // Ratios are B to A: measurement to prediction, or the inverse.
         let ends = [step.ratio.low, step.ratio.high].map(|ratio| match p.measured {
             1 => predicted * ratio,

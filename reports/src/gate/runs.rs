@@ -13,7 +13,7 @@ use shardlab_plan::units::{Bytes, signed};
 use std::collections::BTreeMap;
 
 /// Minimum number of steps on each side for a statistical test.
-const MIN_STEPS: usize = 3;
+const MIN_STEPS: usize = crate::stats::MIN_SAMPLES;
 
 /// Why a measured run cannot be judged by a budget.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -68,6 +68,17 @@ pub fn judge(before: &RunView, after: &RunView, limits: &Limits) -> Result<Verdi
         None,
         findings,
     ))
+}
+
+/// Judges `after` by its budgets alone; `None` if there are none.
+///
+/// # Errors
+/// Fails if a budget is set for something that `after` did not record.
+pub fn judge_budgets(after: &RunView, limits: &Limits) -> Result<Option<Verdict>, Unrecorded> {
+    let findings = budgets(after, limits)?;
+    let name = &after.scenario.name;
+    let verdict = || Verdict::new(name, limits.preset, None, findings.clone());
+    Ok((!findings.is_empty()).then(verdict))
 }
 
 fn finding(class: Class, metric: &str, limit: String, limits: &Limits) -> Finding {

@@ -73,7 +73,8 @@ impl<'a> Side<'a> {
         sorted.sort_by(f64::total_cmp);
         Self {
             samples,
-            block: block.clamp(1, samples.len()),
+            // Resamples of a single block are all equal.
+            block: block.clamp(1, (samples.len() / 2).max(1)),
             median: median_of_sorted(&sorted),
             constant: sorted.first() == sorted.last(),
             buffer: sorted,

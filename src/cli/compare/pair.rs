@@ -144,6 +144,10 @@ fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), 
     if c.n == [1, 1] {
         return Ok(());
     }
+    if c.has_few {
+        // Intervals and tests of so few measurements say nothing.
+        return Ok(());
+    }
     let mut parts = vec![
         format!(
             "{}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, threshold {:.1} %, {} and {} samples",

@@ -83,7 +83,7 @@ fn ranks(late: &[(u32, f64)], out: &mut Out) -> Result<(), Failure> {
         return Ok(());
     }
     out.blank()?;
-    out.heading("Stragglers: how long the other ranks waited for each")?;
+    out.heading("Stragglers: how long the other ranks waited for each, in all recorded steps")?;
     let mut table = Table::new(["rank", ">ms"]);
     for (rank, ms) in late.iter().take(MAX_LISTED_ALL) {
         table.row([rank.to_string(), thousands(*ms, 2)]);

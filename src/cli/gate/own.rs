@@ -11,13 +11,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub(super) fn run(args: &Args, set: &[String], out: &mut Out) -> Result<Status, Failure> {
-    let Some(baseline) = &args.baseline else {
-        return Err(Failure::bad_input("--measured needs --baseline"));
+    let before = match &args.baseline {
+        Some(file) => Some(view(args, std::slice::from_ref(file), "--baseline")?),
+        None => None,
     };
-    let before = view(args, std::slice::from_ref(baseline), "--baseline")?;
     let after = view(args, &args.measured, "--measured")?;
     let limits = limits(args, &after, set)?;
-    let verdict = runs::judge(&before, &after, &limits).map_err(|e| {
+    let judged = match &before {
+        Some(before) => runs::judge(before, &after, &limits).map(Some),
+        None => runs::judge_budgets(&after, &limits),
+    };
+    let verdict = judged.map_err(|e| {
         let names: Vec<String> = args
             .measured
             .iter()
@@ -25,6 +29,11 @@ pub(super) fn run(args: &Args, set: &[String], out: &mut Out) -> Result<Status, 
             .collect();
         Failure::bad_input(format_args!("--measured {} {e}", names.join(" ")))
     })?;
+    let Some(verdict) = verdict else {
+        return Err(Failure::bad_input(
+            "--measured needs --baseline, or a budget: --set gate.max_memory=SIZE or --set gate.max_step_ms=MS",
+        ));
+    };
     let pass = verdict.pass;
     report(args, &[verdict], out)?;
     Ok(if pass {

@@ -109,7 +109,7 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
         out.labelled("unmatched", &unmatched(&import.unmatched))?;
     }
     if ranks > 1 {
-        let mut table = Table::new(["rank", "step ms", "waited for, ms", "file"]);
+        let mut table = Table::new(["rank", "step ms", "waited for, ms in all steps", "file"]);
         for rank in &import.ranks {
             table.row([
                 rank.rank.to_string(),
