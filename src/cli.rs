@@ -58,7 +58,7 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 const NOTES: &str = "\
-Without a command: the GPUs of this machine, and which models fit on them.
+Without a command, shardlab shows the GPUs of this machine and the models that fit on them.
 
 SCENARIO is a file, the name of a shipped scenario (`shardlab scenarios` lists them), or - for standard input.
 
@@ -84,17 +84,17 @@ struct Cli {
 enum Command {
     /// Predict step time, overlap and memory
     Sim(sim::Args),
-    /// Predict whether a job of Accelerate, the Trainer, torchtitan, Megatron-LM and others fits
+    /// Predict whether a job fits, from its configuration for Accelerate, torchtitan, Megatron-LM, ...
     Fit(fit::Args),
     /// Find the best settings of a job: the shortest step within the memory of its GPUs
     Tune(tune::Args),
     /// Train on this machine with the program that `sim` predicts
     Exec(exec::Args),
-    /// Print the program: every instruction of a step, and the rule that made it
+    /// Print the program: every instruction of a step, and the rule that it comes from
     Plan(plan::Args),
     /// Prove that programs are free of races, leaks and mismatched collectives
     Check(check::Args),
-    /// Explain what a step's time and memory consist of, and what each option would change
+    /// Show where a step's time and memory go, and what each option would change
     ///
     /// Times in the column `at ms` count from the start of the step, as in `sim --trace`.
     Explain(explain::Args),

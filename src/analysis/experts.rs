@@ -27,7 +27,7 @@ impl About {
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
-            Self::Ep => "ranks that divide experts:",
+            Self::Ep => "expert parallelism (mesh.ep):",
             Self::Dispatcher => "dispatcher:",
             Self::Imbalance => "imbalance of routing:",
             Self::Capacity => "rows that ranks reserve:",

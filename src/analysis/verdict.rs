@@ -96,7 +96,7 @@ fn parts(p: &Prediction, basis: Option<&Basis>, room: Option<Room>) -> Vec<Strin
     if let (Fit::Exceeds { .. }, Some(capacity)) = (&p.fit, m.capacity) {
         return vec![
             format!("needs {}, the device has {capacity}", m.peak_device),
-            format!("{step} if it fit{}", in_brackets(basis)),
+            format!("{step} with enough memory{}", in_brackets(basis)),
         ];
     }
     let mut parts = vec![format!("{step}{}", in_brackets(basis))];
@@ -277,7 +277,7 @@ mod tests {
         );
         assert!(line.starts_with(&needs), "{line}");
         assert!(
-            line.contains(" if it fit (estimated: partly from data sheets)"),
+            line.contains(" with enough memory (estimated: partly from data sheets)"),
             "{line}"
         );
         assert!(verdict.why.contains("activation"), "{}", verdict.why);

@@ -35,7 +35,7 @@ pub(super) enum Command {
 pub(super) struct Export {
     #[command(flatten)]
     scenario: One,
-    /// Checkpoint of one step, or a folder of checkpoints, of which the newest is taken
+    /// Checkpoint of one step, or a folder of checkpoints (the newest one is used)
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
     /// New folder

@@ -122,7 +122,7 @@ pub(super) struct Args {
     /// Inject a known fault, as `gate --inject-fault` does
     #[arg(long, alias = "plant", value_enum, value_name = "FAULT", hide = true)]
     inject_fault: Option<Plant>,
-    /// Let a rank fail at the second step's first collective, or never start: RANK:KIND
+    /// Let a rank fail at the first collective of step 2, or never start: RANK:KIND
     #[arg(long, value_name = "FAULT", value_parser = fault::fault, hide = true)]
     fault: Option<FaultAt>,
 }

@@ -44,7 +44,7 @@ Files that belong together can be given together, such as the configuration of A
 Trainer. Files that they name are read, too. Nothing is downloaded: a model is looked for next to the configuration,
 in the cache of the Hugging Face hub, and among the shipped shapes of published models.
 
-Every key is shown as used, assumed or without counterpart. Keys that ask for a job that cannot be predicted, such as
+Every key is shown as used, assumed or not predicted. Keys that ask for a job that cannot be predicted, such as
 tensor parallelism, are refused.
 
 Exit status: 0 if the job fits, 1 if it does not, 2 for bad input.

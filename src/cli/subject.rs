@@ -32,8 +32,8 @@ pub(super) struct JobArgs {
     /// Configuration of a framework, config.json, or scenario
     #[arg(value_name = "JOB", required = true)]
     jobs: Vec<PathBuf>,
-    /// GPUs, such as 8xh100, 4x8xh200 (nodes first) or h100, which leaves the count to the
-    /// configuration
+    /// GPUs, such as 8xh100, 4x8xh200 (nodes first) or h100 (the configuration
+    /// gives the number)
     #[arg(long, value_name = "GPUS")]
     gpus: Option<Gpus>,
     /// Folder of the model with its config.json

@@ -87,7 +87,7 @@ pub(super) struct Args {
     /// band of estimates]
     #[arg(long, value_name = "PERCENT")]
     tolerance: Option<Tolerance>,
-    /// Show only the first N points, of those that fit if any does
+    /// Show only the first N points that fit, or the first N if none fits
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
     /// With --top: count points that do not fit, too

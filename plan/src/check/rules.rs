@@ -112,7 +112,7 @@ rules! {
         "memory is reused only after its last use",
         "INV-01, INV-10, INV-36; Megatron-LM #6187, #6441";
     CommOrder = "CHK-COMM-ORDER", Order, Warning,
-        "no order relies on one communicator serializing collectives",
+        "no order depends on collectives sharing one communicator",
         "NCCL keeps that order; a change to two communicators would lose it";
     Leak = "CHK-LEAK", Memory, Error,
         "a step frees what it allocates, and only that",
@@ -136,7 +136,7 @@ rules! {
         "a reduction comes after the last write of its input",
         "INV-03: reduction stream must wait for compute per group";
     ReduceAlias = "INV-04", Alias, Error,
-        "reduce-scatter output: apart from the input, or own part",
+        "a reduce-scatter writes apart from its input, or its own part",
         "INV-04: output aliased a wrong slice of the input";
     ReduceRelease = "INV-05", Alias, Error,
         "a gradient buffer is freed only after its reduction",
@@ -184,7 +184,7 @@ rules! {
         "weights in use carry the latest optimizer step",
         "INV-39, INV-47, INV-61; Megatron-LM #6336, #6357";
     DoubleReduce = "INV-43", State, Error,
-        "a gradient is reduced once over each axis",
+        "a gradient is reduced exactly once over each axis",
         "INV-43, Megatron-LM #6660: accumulated gradients reduced again";
     CaptureJoin = "INV-48", Order, Error,
         "streams of a captured scope are forked and joined",
@@ -193,7 +193,7 @@ rules! {
         "optimizer state and its scales are sharded like the weights",
         "INV-50, Megatron-LM #2772: fused optimizer kept full state";
     CaptureHost = "CHK-CAPTURE-HOST", Order, Error,
-        "the host waits for nothing inside a captured scope",
+        "the host does not wait inside a captured scope",
         "a replay has no host code: Megatron-LM #5401, #6152, whose dispatchers read the numbers of tokens per expert on the host";
     CaptureAddress = "INV-54", Alias, Error,
         "a captured scope finds its buffers at the captured addresses",

@@ -50,7 +50,7 @@ pub(super) struct Args {
     /// Join the runs where KEY is A with those where it is B: medians and their ratio
     #[arg(long, value_name = "KEY=A,B", conflicts_with_all = ["spans", "history", "by", "agg"])]
     versus: Option<String>,
-    /// What joined runs must have in common (repeatable); default: program_digest
+    /// Key that joined runs must share (repeatable); default: program_digest
     #[arg(long, value_name = "KEY", requires = "versus")]
     on: Vec<String>,
     /// Order of the rows
@@ -59,7 +59,7 @@ pub(super) struct Args {
     /// Largest first
     #[arg(long, requires = "sort")]
     descending: bool,
-    /// No more than N rows
+    /// Show at most N rows
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Write the answer as CSV (without a query: all columns of all runs)
