@@ -21,7 +21,7 @@ pub(crate) const OFFLOAD: &str = "fsdp.offload";
 
 const DEPTHS: &[&str] = &["implicit", "0", "1", "2", "4"];
 
-const OPTIONS: [(&str, Values); 36] = [
+const OPTIONS: [(&str, Values); 37] = [
     ("fsdp.policy", All),
     ("fsdp.strategy", All),
     ("fsdp.units", These(&["block", "block_and_ends"])),
@@ -79,6 +79,7 @@ const OPTIONS: [(&str, Values); 36] = [
     ),
     ("train.recompute", All),
     ("train.recompute_layers", All),
+    ("train.activation_offload", All),
     ("train.loss", All),
     (
         "train.loss_chunk_tokens",
