@@ -12,8 +12,8 @@ pub(crate) const ATTENTION: &str = "model.attn_implementation";
 /// Largest head that the kernels of flash-attn support.
 const MAX_HEAD_DIM: u64 = 256;
 
-/// Returns the names of the other implementations that compute the same attention; none for code that is not
-/// that of transformers.
+/// Returns the names of the other implementations that compute the same attention; none for code
+/// that is not that of transformers.
 pub(crate) fn implementations(base: &Scenario) -> Vec<&'static str> {
     use AttnImplementation::{Eager, FlashAttention2, Sdpa};
     if base.implementation() != Implementation::Transformers {
