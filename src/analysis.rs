@@ -4,6 +4,7 @@
 //! Everything here is computed from a [`crate::predict::Prediction`], and rendered by the command
 //! line or the dashboard.
 
+pub(crate) mod attention;
 mod awaited;
 pub mod basis;
 pub mod compile;

@@ -84,7 +84,7 @@ struct Cli {
 enum Command {
     /// Predict step time, overlap and memory
     Sim(sim::Args),
-    /// Predict whether a job fits, from its configuration for Accelerate, torchtitan, Megatron-LM, ...
+    /// Predict whether a job fits, from its configuration for Accelerate, torchtitan and others
     Fit(fit::Args),
     /// Find the best settings of a job: the shortest step within the memory of its GPUs
     Tune(tune::Args),

@@ -84,6 +84,25 @@ impl PredictError {
     }
 }
 
+/// Peaks of memory on a device with enough memory. On a device with less, they are cut to its
+/// capacity, so they no longer show which of two runs takes more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Peak of reserved memory.
+    pub reserved: Bytes,
+    /// Peak of device memory.
+    pub device: Bytes,
+}
+
+impl Needs {
+    fn of(run: &Run) -> Self {
+        Self {
+            reserved: run.memory.peak_reserved,
+            device: run.memory.peak_device,
+        }
+    }
+}
+
 /// Whether a run fits the device's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {
@@ -94,6 +113,8 @@ pub enum Fit {
     Tight {
         /// Number of times the allocator does so over the simulated steps.
         retries: u32,
+        /// Memory that the run takes on a device with enough memory.
+        needs: Needs,
     },
     /// It does not fit. The numbers are those of a device with enough memory.
     Exceeds {
@@ -168,9 +189,23 @@ impl Prediction {
     /// needs more than the device has, and `None` if the capacity is unknown.
     #[must_use]
     pub fn free_bytes(&self) -> Option<i64> {
-        let m = &self.run.memory;
+        self.free_of(self.run.memory.peak_device)
+    }
+
+    /// Returns the device memory that is left if the run takes `device` at its peak.
+    pub(crate) fn free_of(&self, device: Bytes) -> Option<i64> {
         let signed = |b: Bytes| i64::try_from(b.0).unwrap_or(i64::MAX);
-        Some(signed(m.capacity?) - signed(m.peak_device))
+        Some(signed(self.run.memory.capacity?) - signed(device))
+    }
+
+    /// Returns the memory that the run takes without the limit of the device.
+    #[must_use]
+    pub fn needs(&self) -> Needs {
+        match self.fit {
+            Fit::Tight { needs, .. } => needs,
+            // All other runs were simulated without the limit.
+            _ => Needs::of(&self.run),
+        }
     }
 
     /// Returns whether the run fits and leaves at least `share` (0 to 1) of the device's memory
@@ -279,9 +314,11 @@ pub(crate) fn predict_program(
         };
         match simulate(scenario, &program, &profile, &enforced) {
             Ok(limited) => {
+                let needs = Needs::of(&run);
                 run = limited;
                 fit = Fit::Tight {
                     retries: run.memory.retries,
+                    needs,
                 };
             }
             Err(PredictError::Sim {

@@ -36,7 +36,7 @@ pub use reasons::{Changed, Reason};
 pub use score::{Goal, Limits, Score};
 
 use crate::analysis::whatif::Load;
-use crate::predict::{PredictError, Profiles, predict_light};
+use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use evaluate::{Evaluator, predicted};
 use shardlab_plan::Scenario;
 use space::Space;
@@ -68,10 +68,26 @@ pub struct Request<'a> {
 pub fn tune(request: &Request<'_>, watch: &dyn Watch) -> Result<Answer, PredictError> {
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);
-    let score = Score::of(&today, request.limits);
+    let score = without_limit(&today, request);
     let predict = |scenario: &Scenario| predicted(scenario, request, true);
     let evaluator = Evaluator::new(&space, request, watch, &predict, score.clone());
-    let today = (space.today(), score);
-    let found = search::search(&evaluator, today, request.seed, search::EXACT);
-    Ok(answer::answer(&evaluator, found))
+    let found = search::search(
+        &evaluator,
+        (space.today(), score),
+        request.seed,
+        search::EXACT,
+    );
+    let mut answer = answer::answer(&evaluator, found);
+    answer.today.score = Score::of(&today, request.limits);
+    Ok(answer)
+}
+
+/// Returns the score of the current settings without the limit of the device, as all other points
+/// are scored: freeing cached memory makes a step longer.
+fn without_limit(today: &Prediction, request: &Request<'_>) -> Score {
+    let is_tight = matches!(today.fit, Fit::Tight { .. });
+    let again = is_tight
+        .then(|| predicted(&today.scenario, request, true))
+        .flatten();
+    again.unwrap_or_else(|| Score::of(today, request.limits))
 }

@@ -23,7 +23,7 @@ pub(crate) const OFFLOAD: &str = "fsdp.offload";
 
 const DEPTHS: &[&str] = &["implicit", "0", "1", "2", "4"];
 
-const OPTIONS: [(&str, Values); 37] = [
+const OPTIONS: [(&str, Values); 38] = [
     ("fsdp.policy", All),
     ("fsdp.strategy", All),
     ("fsdp.units", These(&["block", "block_and_ends"])),
@@ -97,6 +97,7 @@ const OPTIONS: [(&str, Values); 37] = [
             "[\"moe\"]",
         ]),
     ),
+    ("train.activation_offload", All),
     ("train.loss", All),
     (
         "train.loss_chunk_tokens",

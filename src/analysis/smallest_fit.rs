@@ -1,5 +1,6 @@
 //! Finds the smallest change that makes a job fit: one option, or else two, or else three.
 
+use super::attention::{self, ATTENTION};
 use super::options::{self, OFFLOAD};
 use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
@@ -286,6 +287,9 @@ fn moves(base: &Scenario) -> Vec<Move> {
     }
     for state in options::values(OFFLOAD).skip(1) {
         one("offload", &[&format!("{OFFLOAD}={state}")]);
+    }
+    for name in attention::implementations(base) {
+        one(ATTENTION, &[&format!("{ATTENTION}={name}")]);
     }
     let sharded = whatif::mesh(base).into_iter();
     let more = |change: &Change| {

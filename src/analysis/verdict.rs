@@ -110,7 +110,7 @@ fn parts(p: &Prediction, basis: Option<&Basis>, room: Option<Room>) -> Vec<Strin
             m.peak_reserved
         )),
     }
-    if let Fit::Tight { retries } = &p.fit {
+    if let Fit::Tight { retries, .. } = &p.fit {
         parts.push(format!(
             "the allocator frees cached blocks {}",
             frees(p, *retries)
@@ -246,7 +246,10 @@ mod tests {
         basis.band.as_mut().unwrap().reserved_percent = Some(15.0);
         assert!(line(&mut p, &basis).starts_with("fits narrowly"));
         assert!(Verdict::of(&p).is_narrow());
-        p.fit = Fit::Tight { retries: 13 };
+        p.fit = Fit::Tight {
+            retries: 13,
+            needs: p.needs(),
+        };
         let tight = Verdict::of(&p);
         assert_eq!((tight.headline, tight.good), ("tight", false));
         assert!(

@@ -124,7 +124,7 @@ fn training(
         parameters: p.program.meta.parameters.total,
         lora,
         answer: Answer::No {
-            needed: p.run.memory.peak_device,
+            needed: p.needs().device,
             gpus: counts.find(fits),
         },
     })

@@ -1,5 +1,6 @@
 //! The predicted effect of each option.
 
+use super::attention::{self, ATTENTION};
 use super::options::{self, GATHERS_OF_CODES, MODULES, SAVED_CODES};
 use super::shapes;
 use super::verdict::HEADROOM;
@@ -56,15 +57,17 @@ impl Change {
     pub(crate) fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
         let is_other = |set: &String| {
-            let codes = [GATHERS_OF_CODES, SAVED_CODES];
-            let same = codes.iter().any(|key| set.starts_with(key));
+            let alike = [GATHERS_OF_CODES, SAVED_CODES, ATTENTION];
+            let same = alike.iter().any(|key| set.starts_with(key));
             other.iter().any(|key| set.starts_with(key)) && !same
         };
         !self.overrides.iter().any(is_other)
     }
 }
 
-/// Step time and memory with a change.
+/// Step time and memory with a change. Reserved, device and free memory are those of a device with
+/// enough memory, so that the effects of jobs that do not fit, or only after the allocator frees
+/// cached blocks, can be compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effect {
     /// Step time, milliseconds.
@@ -79,8 +82,8 @@ pub struct Effect {
     pub peak_reserved: Bytes,
     /// Peak of device memory.
     pub peak_device: Bytes,
-    /// Device memory that stays free; negative if the device has too little, `None` if its capacity
-    /// is unknown.
+    /// Device memory that stays free; negative if the device has less than the step takes, `None`
+    /// if its capacity is unknown.
     pub free_bytes: Option<i64>,
     /// Whether it fits and leaves at least [`HEADROOM`] free.
     pub has_headroom: bool,
@@ -94,14 +97,15 @@ impl Effect {
     /// Returns the effect that a prediction shows.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
+        let needs = p.needs();
         Self {
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
             counted_in: p.scenario.model.family.counted_in(),
             peak_allocated: p.run.memory.peak_allocated,
-            peak_reserved: p.run.memory.peak_reserved,
-            peak_device: p.run.memory.peak_device,
-            free_bytes: p.free_bytes(),
+            peak_reserved: needs.reserved,
+            peak_device: needs.device,
+            free_bytes: p.free_of(needs.device),
             has_headroom: p.leaves(HEADROOM),
             fit: p.fit.clone(),
             shortage: p.scenario.row_shortage(),
@@ -287,6 +291,8 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     });
     all.extend(codes(base));
     all.extend(recomputed_modules(base));
+    let attention = attention::implementations(base).into_iter();
+    all.extend(attention.map(|name| Change::one(ATTENTION, name)));
     all.extend(mesh(base));
     all.extend(expert_parallel(base));
     all.extend(dispatchers(base));
@@ -482,9 +488,48 @@ pub(super) fn try_one(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::path::Path;
+
+    /// Qwen3-32B on eight GPUs of 80 GB. Its step fits after the allocator frees cached blocks.
+    pub(crate) const TIGHT_JOB: &str = r#"
+        model = { preset = "qwen3-32b" }
+        train = { optimizer = "adamw", micro_batch = 2, seq_len = 4096, clip_norm = 1.0, recompute = "full" }
+        mesh = { hardware = "h100-80", dp_shard = 8 }
+        fsdp = { policy = "fsdp2", expandable_segments = true }
+        precision = { param_dtype = "bf16" }
+        compile = { mode = "blocks" }
+    "#;
+
+    /// A tight step reserves what its device has, so it does not show what an option saves.
+    #[test]
+    fn savings_of_tight_jobs_are_those_without_the_limit() {
+        let profiles = Profiles::default();
+        let predicted = |set: &[&str]| {
+            let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+            let scenario = shardlab_plan::scenario::parse("job", TIGHT_JOB, &set).unwrap();
+            predict_light(&scenario, &profiles).unwrap()
+        };
+        let base = predicted(&[]);
+        assert!(matches!(base.fit, Fit::Tight { .. }), "{:?}", base.fit);
+        let memory = &base.run.memory;
+        assert!(memory.peak_device <= memory.capacity.unwrap());
+        let before = Effect::of(&base);
+        assert!(before.peak_device > memory.capacity.unwrap());
+        assert!(before.free_bytes < Some(0), "{before:?}");
+        // A chunk is half of the tokens, so half of the logits in float32 are never there.
+        let chunked = Effect::of(&predicted(&["train.loss=chunked"]));
+        let half_of_logits = 4096 * 151_936 * 4;
+        let saved = before.peak_reserved.0 - chunked.peak_reserved.0;
+        assert!(saved > half_of_logits, "{saved} of {half_of_logits}");
+        assert!(chunked.improves(&before));
+        let both = Effect::of(&predicted(&[
+            "train.loss=chunked",
+            "fsdp.units=block_and_ends",
+        ]));
+        assert!(both.saves(&before) > chunked.saves(&before));
+    }
 
     #[test]
     fn meshes_are_tried_once() {
@@ -588,6 +633,7 @@ mod tests {
         assert!(keeps("train.recompute", "full") && keeps("compile.mode", "blocks"));
         assert!(!keeps("train.micro_batch", "4") && !keeps("precision.reduce_dtype", "bf16"));
         assert!(keeps(GATHERS_OF_CODES, "true") && keeps(SAVED_CODES, "float8"));
+        assert!(keeps(ATTENTION, "sdpa") && !keeps("model.vocab", "128256"));
         assert!(!keeps("precision.float8_recipe", "rowwise"));
     }
 

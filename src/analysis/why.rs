@@ -272,7 +272,7 @@ fn runs_out(phase: Phase, by_role: &[(Role, Bytes)]) -> String {
 fn fit(p: &Prediction) -> Option<String> {
     match &p.fit {
         Fit::Fits | Fit::Unknown => None,
-        Fit::Tight { retries } => Some(format!(
+        Fit::Tight { retries, .. } => Some(format!(
             "Fits, but the allocator must free cached blocks {}; each free synchronizes the device.",
             frees(p, *retries)
         )),

@@ -40,7 +40,7 @@ impl Check {
         if failures.is_empty() {
             let note = match &p.fit {
                 Fit::Fits | Fit::Exceeds { .. } => String::new(),
-                Fit::Tight { retries } => format!(
+                Fit::Tight { retries, .. } => format!(
                     " (tight: the allocator frees cached memory {retries} times, each time waiting for the device)"
                 ),
                 Fit::Unknown => " (the device's memory is not known)".to_owned(),

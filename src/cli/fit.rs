@@ -170,7 +170,10 @@ fn shown(solution: &Solution, subject: &Subject) -> String {
         .effect
         .free_bytes
         .and_then(|free| u64::try_from(free).ok());
-    let free = free_memory(Bytes(free.unwrap_or(0)));
+    let room = match solution.effect.fit {
+        Fit::Tight { .. } => "allocator retries".to_owned(),
+        _ => format!("{} free", free_memory(Bytes(free.unwrap_or(0)))),
+    };
     let keys: Vec<String> = overrides
         .iter()
         .filter_map(|set| set.split_once('='))
@@ -181,5 +184,5 @@ fn shown(solution: &Solution, subject: &Subject) -> String {
     } else {
         format!("; see {}", keys.join(", "))
     };
-    format!("`{}` ({free} free{about})", settings.join(" "))
+    format!("`{}` ({room}{about})", settings.join(" "))
 }

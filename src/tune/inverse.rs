@@ -205,7 +205,7 @@ fn score(request: &Request<'_>, set: &[String]) -> Option<Score> {
 fn leanest(request: &Request<'_>, watch: &dyn Watch) -> Result<Vec<String>, PredictError> {
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);
-    let score = Score::of(&today, request.limits);
+    let score = super::without_limit(&today, request);
     let predict = |scenario: &Scenario| predicted(scenario, request, true);
     let eval = Evaluator::new(&space, request, watch, &predict, score.clone());
     let order = Order {

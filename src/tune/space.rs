@@ -5,6 +5,7 @@
 //! follow from the job.
 
 use super::Request;
+use crate::analysis::attention::{self, ATTENTION};
 use crate::analysis::options::{self, GATHERS_OF_CODES, MODULES, OFFLOAD, SAVED_CODES};
 use crate::analysis::whatif::{expert_parallel, is_settable, mesh, recomputed_modules};
 use crate::predict::Prediction;
@@ -78,6 +79,7 @@ const ROWS: &[Row] = &[
             &["train.loss=chunked", "train.loss_chunk_tokens=16384"],
         ]),
     ),
+    row(&[ATTENTION], From(attention_implementations)),
     row(&["fsdp.strategy"], Usual),
     row(&["fsdp.units"], From(units)),
     row(&["fsdp.reshard_after_forward"], From(reshard)),
@@ -90,6 +92,7 @@ const ROWS: &[Row] = &[
     row(&["fsdp.gradient_sync"], Usual),
     row(&["fsdp.reduce_in_flight"], Usual),
     row(&[OFFLOAD], Usual),
+    row(&["train.activation_offload"], Usual),
     row(&["fsdp.optimizer_in_backward"], Usual),
     row(&["fsdp.copy_engine_all_gather"], Usual),
     row(
@@ -346,6 +349,13 @@ fn recompute(today: &Prediction) -> Vec<Choice> {
 fn meshes(today: &Prediction) -> Vec<Choice> {
     let all = mesh(&today.scenario).into_iter().map(|c| c.overrides);
     all.filter(|set| set[0].starts_with("mesh.")).collect()
+}
+
+/// Returns the implementations of attention that compute the same.
+fn attention_implementations(today: &Prediction) -> Vec<Choice> {
+    let all = attention::implementations(&today.scenario).into_iter();
+    all.map(|name| vec![format!("{ATTENTION}={name}")])
+        .collect()
 }
 
 /// Returns the numbers of ranks among which experts can be divided.

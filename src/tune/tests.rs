@@ -1,12 +1,14 @@
 //! Compares searches with exhaustive ones, and tests properties of answers.
 
+use super::climb::Climb;
 use super::evaluate::{Evaluator, Scored, Watch, digest, predicted};
 use super::score::Order;
 use super::search::search;
 use super::space::Space;
-use super::{Answer, Goal, Limits, Request, Score, tune};
+use super::{Answer, Goal, Limits, Request, Score, tune, without_limit};
 use crate::analysis::validation;
 use crate::analysis::whatif::TOLERANCE;
+use crate::analysis::whatif::tests::TIGHT_JOB;
 use crate::predict::{Profiles, predict_light};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -40,6 +42,56 @@ fn model(layers: u32, batch: u32, more: &str) -> String {
          train = {{ seq_len = 512, micro_batch = {batch}, grad_accum = 2 }}\n\
          mesh = {{ dp_shard = 4, hardware = \"h100-80\" }}\n{more}"
     )
+}
+
+/// A job whose step fits only after the allocator frees cached blocks is searched like all other
+/// points: options that save memory are found, although each alone leaves the step tight.
+#[test]
+fn options_that_save_memory_of_tight_jobs_are_found() {
+    let free = ["train.loss", "train.loss_chunk_tokens", "fsdp.units"];
+    with(TIGHT_JOB, Some(&free), |job| {
+        let request = job.request(None);
+        let today = predict_light(&(job.load)(&[]).unwrap(), job.profiles).unwrap();
+        let score = without_limit(&today, &request);
+        assert!(
+            !score.fits() && score.effect.fit.word() == "no",
+            "{score:?}"
+        );
+        let space = Space::new(&today, &request);
+        let watch = never();
+        let predict = |s: &Scenario| predicted(s, &request, true);
+        let eval = Evaluator::new(&space, &request, &watch, &predict, score.clone());
+        let order = Order {
+            goal: Goal::Throughput,
+            today: None,
+        };
+        let mut climb = Climb::new(&eval, order);
+        climb.neighbours(&(space.today(), score));
+        let lean = space.overrides(&climb.composite(true));
+        let sets = |value: &str| lean.iter().any(|set| set == value);
+        assert!(sets("train.loss=chunked"), "{lean:?}");
+        assert!(sets("fsdp.units=block_and_ends"), "{lean:?}");
+    });
+}
+
+/// Options of jobs that not all jobs have: implementations of attention belong to transformers.
+#[test]
+fn attention_and_offloaded_activations_are_axes() {
+    let keys = ["model.attn_implementation", "train.activation_offload"];
+    for (implementation, expected) in [
+        ("transformers", [true, true]),
+        ("torchtitan", [false, true]),
+    ] {
+        let text = model(2, 1, FSDP2).replace(
+            "vocab = 8192",
+            &format!("vocab = 8192, implementation = \"{implementation}\""),
+        );
+        with(&text, Some(&keys), |job| {
+            let today = predict_light(&(job.load)(&[]).unwrap(), job.profiles).unwrap();
+            let space = Space::new(&today, &job.request(None));
+            assert_eq!(keys.map(|key| space.axis(key).is_some()), expected);
+        });
+    }
 }
 
 const FSDP2: &str = "fsdp = { policy = \"fsdp2\" }\n";

@@ -559,8 +559,8 @@ fn a_config_stands_for_shapes_that_were_not_recorded() {
     assert!(said.contains("not determined: model.hidden"), "{said}");
 }
 
-/// The config that the job of the trace saved. Its size of the feed-forward layer is not the rank of
-/// its adapters.
+/// The config that the job of the trace saved. Its size of the feed-forward layer is not the rank
+/// of its adapters.
 #[test]
 fn the_config_of_a_job_with_adapters_is_accepted() {
     let dir = tempfile::tempdir().unwrap();

@@ -20,11 +20,14 @@ pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, fsdp: &Fsdp)
     }
     let mut worth = improvements(base, &tried.what_ifs, fsdp);
     worth.retain(|(what_if, _)| what_if.change.keeps_training());
-    if verdict.is_narrow() || matches!(base.fit, Fit::Tight { .. }) {
+    let is_tight = |e: &Effect| matches!(e.fit, Fit::Tight { .. });
+    if verdict.is_narrow() || is_tight(base) {
         // Headroom comes before speed.
-        let roomy =
-            |c: &(&WhatIf, &Effect)| c.1.has_headroom && !matches!(c.1.fit, Fit::Tight { .. });
+        let roomy = |c: &(&WhatIf, &Effect)| c.1.has_headroom && !is_tight(c.1);
         worth.sort_by_key(|c| !roomy(c));
+        if is_tight(base) && !worth.first().is_some_and(roomy) {
+            worth.sort_by_key(|c| (is_tight(c.1), c.1.peak_reserved));
+        }
     }
     match worth.first() {
         Some((what_if, effect)) => format!(
@@ -249,13 +252,16 @@ fn difference(a: Bytes, b: Bytes) -> String {
     format!("{by} {}", unit.name())
 }
 
+/// Explains the memory of steps that are tight.
+const TAKEN: &str = "Reserved and free memory are what the step takes without this limit.";
+
 /// Explains the word `tight` if a table contains it.
 fn tight_in_words<'a>(
     mut effects: impl Iterator<Item = &'a Effect>,
     out: &mut Out,
 ) -> Result<(), Failure> {
     if effects.any(|e| matches!(e.fit, Fit::Tight { .. })) {
-        out.paragraph(2, TIGHT)?;
+        out.paragraph(2, &format!("{TIGHT} {TAKEN}"))?;
     }
     Ok(())
 }

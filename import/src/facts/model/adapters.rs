@@ -24,8 +24,8 @@ const LLAMA: [&str; 7] = [
     "down_proj",
 ];
 
-/// Returns the adapters among the linear layers of `blocks` blocks, in the order of forward, and the
-/// layers without them. `trained` are the shapes of parameters with gradients.
+/// Returns the adapters among the linear layers of `blocks` blocks, in the order of forward, and
+/// the layers without them. `trained` are the shapes of parameters with gradients.
 ///
 /// An adapter is two layers behind the one that it belongs to, `[out, in]`: `[r, in]` and
 /// `[out, r]`. Only the adapter is trained.

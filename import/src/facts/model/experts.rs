@@ -82,8 +82,8 @@ pub(super) fn find(
     Some((experts, others))
 }
 
-/// Returns the width of experts from the widths of their tensors: a merged gate and up projection is
-/// twice as wide.
+/// Returns the width of experts from the widths of their tensors: a merged gate and up projection
+/// is twice as wide.
 fn width(of: &BTreeMap<u64, usize>) -> Option<u64> {
     let all: Vec<u64> = of.keys().copied().collect();
     match all[..] {
