@@ -59,14 +59,15 @@ pub(super) fn check_marks(t: &Tape) {
         }
         assert!(open.is_empty() && again.is_empty());
         let kind = |m: &ModuleId| t.modules[m.index()].kind;
-        let chunks = entries.iter().find(|(m, _)| kind(m) == ModuleKind::Loss);
-        let chunks = chunks.map_or(1, |(_, n)| *n);
+        let loss = entries.iter().find(|(m, _)| kind(m) == ModuleKind::Loss);
+        // The sum over chunks belongs to the model, before or after the calls of the head.
+        let calls = loss.map_or(1, |(_, n)| n + 1);
         for (m, n) in &entries {
             let called = matches!(
                 kind(m),
                 ModuleKind::Root | ModuleKind::Head | ModuleKind::Loss
             );
-            let most = if called { chunks } else { 1 };
+            let most = if called { calls } else { 1 };
             assert!(*n <= most, "{m:?} entered {n} times");
         }
     }
