@@ -197,21 +197,21 @@ pub(crate) fn synchronized_micro_batches(node: &Node) -> Converted {
     if_true(node, set("fsdp.gradient_sync", "every"))
 }
 
+fn fixed_order() -> Effect {
+    Effect::Set("precision.deterministic", "true".to_owned())
+}
+
 /// Fixes the order of sums.
 pub(crate) fn deterministic(node: &Node) -> Converted {
-    if_true(
-        node,
-        Effect::Set("precision.deterministic", "true".to_owned()),
-    )
+    if_true(node, fixed_order())
 }
 
 /// Does the same, with kernels that the host waits for.
 pub(crate) fn full_determinism(node: &Node) -> Converted {
-    let ordered = Effect::Set("precision.deterministic", "true".to_owned());
     let waits = Effect::Lost(
         "the host is predicted not to wait for each kernel (CUDA_LAUNCH_BLOCKING is not modeled)",
     );
-    if_true(node, Effect::All(vec![ordered, waits]))
+    if_true(node, Effect::All(vec![fixed_order(), waits]))
 }
 
 /// Reads whether Liger replaces the loss, too.

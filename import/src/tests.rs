@@ -163,7 +163,8 @@ fn momentum_is_a_state() {
     assert!(text.contains("SGD with momentum 0.9 is not"), "{text}");
 }
 
-/// `set_modules_to_forward_prefetch` and `…backward_prefetch` of up to two blocks, on blocks only:
+/// `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, up to two blocks, on
+/// blocks only:
 /// the embedding, and the unit of norm and head, prefetch as the engine does.
 #[test]
 fn prefetches_of_some_units_are_lists() {

@@ -46,7 +46,7 @@ use crate::base::operand::{Hyper, RawRange};
 use crate::kernels::cuda::HyperBlock;
 use collectives::Collectives;
 use cudarc::driver::sys;
-use driver::{CudaError as Error, Event, RawStream, check};
+use driver::{CudaError as Error, Event, RawStream, check, read};
 use driver_watchdog::DriverWatchdog;
 use helper_kernels::{HelperKernels, SUMS};
 use host_stream::HostStreams;
@@ -410,22 +410,12 @@ impl Device for CudaDevice {
     }
 
     fn read(&self, range: RawRange) -> Vec<u8> {
-        let mut data = vec![0; range.bytes];
-        let done = self.context.bind().and_then(|()| {
-            // SAFETY: by the caller's contract, the range is backed memory; the buffer has its
-            // length.
-            check("cuMemcpyDtoH", unsafe {
-                sys::cuMemcpyDtoH_v2(
-                    data.as_mut_ptr().cast(),
-                    range.ptr.addr() as u64,
-                    range.bytes,
-                )
-            })
-        });
-        if let Err(e) = done {
+        // SAFETY: by the caller's contract, the range is backed memory.
+        let data = self.context.bind().and_then(|()| unsafe { read(&range) });
+        data.unwrap_or_else(|e| {
             self.driver_error(&e);
-        }
-        data
+            vec![0; range.bytes]
+        })
     }
 
     fn write(&mut self, range: RawRange, data: &[u8]) {

@@ -45,8 +45,7 @@ impl Offsets {
                 .map(|c| {
                     let part =
                         |p: &shardlab_plan::ir::Part| Ok((shift(&p.input)?, shift(&p.output)?));
-                    let by = c.sent.as_ref().map(|s| &s.by);
-                    c.parts.iter().chain(by).map(part).collect()
+                    c.operands().map(part).collect()
                 })
                 .collect::<Result<_, _>>()?,
             copies: program

@@ -59,6 +59,15 @@ const NO_RULES: Rules = Rules {
     reentrant_wrappers: false,
 };
 
+/// Returns the tokens per chunk of a loss that divides those of a micro-batch; `None` if their
+/// number is not known.
+fn chunk_tokens(draft: &Draft, chunks: u64) -> Option<u64> {
+    let number = |key| draft.value(key)?.parse::<u64>().ok();
+    let (sequences, length) = number("train.micro_batch").zip(number("train.seq_len"))?;
+    let tokens = sequences.saturating_mul(length).div_ceil(chunks);
+    Some(tokens.max(1))
+}
+
 /// Frameworks with rules. A format of the same name has the same rules.
 static RULES: [(&Format, Rules); 15] = [
     (

@@ -80,8 +80,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
     model.tied = tied(&model, &facts.units);
     let whole = |u: &UnitFacts| !u.parameters.is_empty() && !is_partly_trained(u);
     let known = facts.units.iter().all(whole) && !facts.units.is_empty();
-    let all = facts.units.iter().flat_map(|u| &u.parameters);
-    model.parameters = known.then(|| all.map(|p| p.iter().product::<u64>()).sum());
+    model.parameters = known.then(|| facts.units.iter().map(trained).sum());
     facts.chunked_loss = seen.chunked_loss(&model);
     facts.model = model;
 }
@@ -92,14 +91,15 @@ fn choice(dims: &[Vec<u64>], concrete: &str) -> Option<(u64, u64)> {
     Some((arguments.get(1)?.parse().ok()?, *dims.first()?.last()?))
 }
 
+/// Returns the number of elements of the unit's parameters with gradients.
+fn trained(unit: &UnitFacts) -> u64 {
+    let sizes = unit.parameters.iter().map(|p| p.iter().product::<u64>());
+    sizes.sum()
+}
+
 /// Returns whether a large part of the unit's gathered elements has no gradients.
 fn is_partly_trained(unit: &UnitFacts) -> bool {
-    let trained: u64 = unit
-        .parameters
-        .iter()
-        .map(|p| p.iter().product::<u64>())
-        .sum();
-    !unit.parameters.is_empty() && trained < unit.gathered / 10 * 9
+    !unit.parameters.is_empty() && trained(unit) < unit.gathered / 10 * 9
 }
 
 /// A linear layer that forward calls.
@@ -324,11 +324,7 @@ impl Seen {
         let found = adapters::find(linears, &unit.parameters, blocks);
         let partly = is_partly_trained(unit);
         if partly && found.is_none() {
-            let trained: u64 = unit
-                .parameters
-                .iter()
-                .map(|p| p.iter().product::<u64>())
-                .sum();
+            let trained = trained(unit);
             model.gaps.push(format!(
                 "the frozen parameters of {}: {trained} of {} gathered elements have gradients",
                 unit.name, unit.gathered

@@ -202,8 +202,8 @@ impl Walk<'_> {
     /// replay repeats them.
     fn counts(&mut self, work: &Work, sent: SentRows) {
         self.sink.fact(RuleId::HostCounts, 1);
-        if self.order.captures() {
-            self.violate(RuleId::HostCounts, work.id, None, || {
+        if let Some(scope) = self.captured.open {
+            self.violate(RuleId::HostCounts, work.id, Some(scope), || {
                 "a replay of the captured scope exchanges as many rows as the first pass".into()
             });
         }

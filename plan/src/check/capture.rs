@@ -14,7 +14,7 @@ pub(super) struct Captured {
     operands: Vec<u64>,
     /// Addresses of all other accesses, by instruction and operand.
     others: HashMap<(InstrId, u32), u64>,
-    open: Option<InstrId>,
+    pub(super) open: Option<InstrId>,
     /// Whether the scope is a real capture (not the first, eager pass).
     replayed: bool,
 }

@@ -282,11 +282,6 @@ impl Order {
         self.captured = 1 << COMPUTE.index();
     }
 
-    /// Returns whether a scope is being captured.
-    pub(super) const fn captures(&self) -> bool {
-        self.scope != 0
-    }
-
     /// Returns whether a stream's work is captured at this point. Outside of scopes this is always
     /// true.
     pub(super) fn in_capture(&self, stream: StreamId) -> bool {

@@ -164,7 +164,7 @@ fn tables(p: &Program, sink: &mut Sink) {
                 c.kind.name()
             ));
         }
-        for part in c.parts.iter().chain(c.sent.as_ref().map(|s| &s.by)) {
+        for part in c.operands() {
             if let Some(what) = access(p, part.input).or_else(|| access(p, part.output)) {
                 bad(format!("collective {i}: {what}"));
             }

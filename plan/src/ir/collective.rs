@@ -243,6 +243,11 @@ pub struct Collective {
 }
 
 impl Collective {
+    /// Returns the parts whose data move, and then the part that selects rows, if there is one.
+    pub fn operands(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().chain(self.sent.as_ref().map(|s| &s.by))
+    }
+
     /// Returns the number of bytes that the busiest rank is expected to receive, including its own.
     #[must_use]
     pub fn expected_bytes(&self) -> u64 {

@@ -1,5 +1,6 @@
 //! Calls of the CUDA driver, with errors that name the call that failed.
 
+use crate::base::operand::RawRange;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::CStr;
@@ -34,6 +35,23 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaErro
     } else {
         Err(error(call, result))
     }
+}
+
+/// Copies device memory to the host, without a wait for other streams.
+///
+/// # Safety
+/// The range is live device memory of the current context.
+pub(crate) unsafe fn read(range: &RawRange) -> Result<Vec<u8>, CudaError> {
+    let mut data = vec![0; range.bytes];
+    // SAFETY: the caller's contract; the buffer has the range's length.
+    check("cuMemcpyDtoH", unsafe {
+        sys::cuMemcpyDtoH_v2(
+            data.as_mut_ptr().cast(),
+            range.ptr.addr() as u64,
+            range.bytes,
+        )
+    })?;
+    Ok(data)
 }
 
 #[cold]

@@ -11,7 +11,7 @@ mod init_timeout;
 pub(super) use init_timeout::InitTimeout;
 
 use super::collectives::Collectives;
-use super::driver::{RawStream, check};
+use super::driver::{RawStream, read};
 use super::memory::Piece;
 use crate::base::abort::{Abort, lock};
 use crate::base::element;
@@ -19,7 +19,6 @@ use crate::base::operand::RawRange;
 use crate::base::options::Registration as Mode;
 use crate::comm;
 use crate::process::ProcessGroup;
-use cudarc::driver::sys;
 use nccl_rs::{
     Communicator, Config, CtaPolicy, Nccl, PreMulSum, RedOp, Registration, Search, Splits, Stream,
     UniqueId, Watch, Window, WindowKind,
@@ -278,30 +277,17 @@ fn splits(
         return Ok(None);
     };
     let width = data.bytes / of.rows as usize / c.dtype.size() as usize;
-    let elements = |counts| -> Result<Vec<usize>, String> {
-        let counted = comm::counted(&read(counts)?, ranks, of);
+    let elements = |counts: &RawRange| -> Result<Vec<usize>, String> {
+        // SAFETY: by the interpreter's contract, the range is live device memory.
+        let numbers = unsafe { read(counts) }.map_err(|e| e.to_string())?;
+        let counted = comm::counted(&numbers, ranks, of);
         Ok(counted.iter().map(|rows| *rows as usize * width).collect())
     };
     Ok(Some(Splits {
         block: of.rows as usize / ranks * width,
-        sent: elements(sent)?,
-        received: elements(received)?,
+        sent: elements(&sent)?,
+        received: elements(&received)?,
     }))
-}
-
-/// Copies a small range to the host, without a wait for any stream.
-fn read(range: RawRange) -> Result<Vec<u8>, String> {
-    let mut data = vec![0; range.bytes];
-    // SAFETY: by the interpreter's contract, the range is live device memory; the buffer has its
-    // length.
-    let read = check("cuMemcpyDtoH", unsafe {
-        sys::cuMemcpyDtoH_v2(
-            data.as_mut_ptr().cast(),
-            range.ptr.addr() as u64,
-            range.bytes,
-        )
-    });
-    read.map(|()| data).map_err(|e| e.to_string())
 }
 
 /// Returns the parts whose data moves: all except what selects rows, which comes last.

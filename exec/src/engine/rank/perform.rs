@@ -98,10 +98,7 @@ impl<D: Device> Rank<D> {
     ) -> Result<(), Stop> {
         let collective = &program.collectives[c.index()];
         let mut parts = SmallVec::with_capacity(collective.parts.len() + 1);
-        // What selects rows is a part that is only read.
-        let by = collective.sent.map(|s| s.by);
-        let all = collective.parts.iter().copied().chain(by);
-        for (n, part) in all.enumerate() {
+        for (n, part) in collective.operands().enumerate() {
             let (from, to) = self.offsets.parts[c.index()][n];
             self.first_use(id, part.input.buffer, stream)?;
             self.first_use(id, part.output.buffer, stream)?;

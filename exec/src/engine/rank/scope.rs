@@ -135,7 +135,7 @@ fn each_buffer(program: &Program, op: &Op, mut f: impl FnMut(BufferId)) {
             .for_each(|a| f(a.buffer)),
         Op::Collective { id, .. } => {
             let c = &program.collectives[id.index()];
-            for p in c.parts.iter().chain(c.sent.as_ref().map(|s| &s.by)) {
+            for p in c.operands() {
                 f(p.input.buffer);
                 f(p.output.buffer);
             }

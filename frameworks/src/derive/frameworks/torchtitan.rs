@@ -3,6 +3,7 @@
 //! Sources: `parallelize.py` of its models, `distributed/{fsdp,activation_checkpoint}.py`,
 //! `config_manager.py` and `components/loss.py` of torchtitan, April 2024 to August 2026.
 
+use super::chunk_tokens;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::{Lack, Row};
@@ -58,12 +59,8 @@ fn loss_chunks(draft: &mut Draft) -> Result<(), ConfigError> {
         return Ok(());
     };
     draft.set(chunks.row, "train.loss", quoted("chunked"))?;
-    let number = |key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
-    if let (Some(sequences), Some(length)) = (number("train.micro_batch"), number("train.seq_len"))
-    {
-        let tokens = sequences.saturating_mul(length).div_ceil(chunks.value);
-        let key = "train.loss_chunk_tokens";
-        draft.set(chunks.row, key, tokens.max(1).to_string())?;
+    if let Some(tokens) = chunk_tokens(draft, chunks.value) {
+        draft.set(chunks.row, "train.loss_chunk_tokens", tokens.to_string())?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! Sources: `recipes/full_finetune_distributed.py` and `training/quantization.py` of torchtune.
 
+use super::chunk_tokens;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::NO_TRAINING;
@@ -31,24 +32,20 @@ const CHUNKS: u64 = 8;
 /// # Errors
 /// Never fails.
 pub(super) fn last(draft: &mut Draft) -> Result<(), ConfigError> {
-    let number = |key: &str| draft.value(key).and_then(|value| value.parse::<u64>().ok());
     let chunked = matches!(
         draft.value("train.loss"),
         Some("\"saved_chunks\"" | "\"split_logits\"")
     );
-    let tokens = number("train.micro_batch").zip(number("train.seq_len"));
-    let Some((batch, length)) = tokens.filter(|_| chunked) else {
-        return Ok(());
-    };
     let given = draft
         .rows
         .iter()
         .find(|r| r.key == "loss.num_output_chunks");
     let given = given.and_then(|row| row.value.parse().ok());
     let chunks = given.filter(|n| *n > 0).unwrap_or(CHUNKS);
-    let rows = batch.saturating_mul(length).div_ceil(chunks);
-    let why = "the number of chunks of torchtune's loss";
-    draft.assume("train.loss_chunk_tokens", rows.to_string(), why);
+    if let Some(tokens) = chunk_tokens(draft, chunks).filter(|_| chunked) {
+        let why = "the number of chunks of torchtune's loss";
+        draft.assume("train.loss_chunk_tokens", tokens.to_string(), why);
+    }
     Ok(())
 }
 
