@@ -98,33 +98,35 @@ fn one_rank_learns_what_several_learn() {
 #[test]
 fn gathers_in_8_bits_end_with_the_same_weights() {
     let both = ["train.clip_norm=0", "train.lr=1e-2"];
-    for ranks in ["mesh.dp_shard=2", "mesh.dp_shard=4"] {
-        for set in [
-            &["compile.mode=off"][..],
-            &["compile.mode=blocks"],
-            &["compile.mode=blocks", "compile.merge_projections=all"],
-            &["fsdp.cast_before_all_gather=true"],
-            &[
-                "fsdp.cast_before_all_gather=true",
-                "fsdp.copy_in_stream=true",
-            ],
-            &["fsdp.reshard_after_forward=false"],
-            &["fsdp.prefetch_next_step=2"],
-            &["fsdp.optimizer_in_backward=true"],
-            &["train.recompute=full", "train.grad_accum=2"],
-            &["train.validate_every=5"],
-            &[
-                "precision.float8_saved=float8",
-                "precision.float8_last_bf16=1",
-            ],
-            &["fsdp.units=\"root\""],
-            &["mesh.dp_replicate=2"],
-        ] {
-            let set = [&both[..], &[ranks], set].concat();
-            let wanted = train(&set);
-            let found = train(&[&set[..], &["precision.float8_all_gather=true"]].concat());
-            assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
-        }
+    for (i, set) in [
+        &["compile.mode=off"][..],
+        &["compile.mode=blocks"],
+        &["compile.mode=blocks", "compile.merge_projections=all"],
+        &["fsdp.cast_before_all_gather=true"],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
+        ],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.prefetch_next_step=2"],
+        &["fsdp.optimizer_in_backward=true"],
+        &["train.recompute=full", "train.grad_accum=2"],
+        &["train.validate_every=5"],
+        &[
+            "precision.float8_saved=float8",
+            "precision.float8_last_bf16=1",
+        ],
+        &["fsdp.units=\"root\""],
+        &["mesh.dp_replicate=2"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let ranks = ["mesh.dp_shard=2", "mesh.dp_shard=4"][i % 2];
+        let set = [&both[..], &[ranks], set].concat();
+        let wanted = train(&set);
+        let found = train(&[&set[..], &["precision.float8_all_gather=true"]].concat());
+        assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
     }
 }
 
@@ -316,33 +318,42 @@ fn divided_experts_learn_in_8_bits() {
     let tail = |losses: &[f64]| losses[20..].iter().sum::<f64>() / 10.0;
     let all = train_experts(&base);
     assert!(tail(&all) < all[0]);
-    for dispatcher in ["gather", "all_to_all", "padded", "peer"] {
+    let checked = || ExecOptions {
+        nan_check: true,
+        ..poisoned()
+    };
+    let learns = |set: &[&str], losses: &[f64]| {
+        let off = (tail(losses) / tail(&all) - 1.0).abs();
+        println!("{set:?}: {off:.5} at last");
+        assert!(off < 1.5e-2, "{set:?}: {off}");
+    };
+    let recomputed = &["mesh.ep=2", "compile.mode=off", "train.recompute=full"][..];
+    let saved = &["mesh.ep=2", "precision.float8_saved=float8"][..];
+    let gathered = &["mesh.ep=2", "precision.float8_all_gather=true"][..];
+    let gathered_by_four = &["mesh.ep=4", "precision.float8_all_gather=true"][..];
+    for (dispatcher, options) in [
+        ("gather", [recomputed, gathered]),
+        ("all_to_all", [saved, gathered_by_four]),
+        ("padded", [recomputed, gathered_by_four]),
+        ("peer", [saved, gathered]),
+    ] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
-        for set in [
-            &["mesh.ep=2"][..],
-            &["mesh.ep=4"],
-            &["mesh.ep=2", "compile.mode=off", "train.recompute=full"],
-            &["mesh.ep=2", "precision.float8_saved=float8"],
-            &["mesh.ep=2", "precision.float8_all_gather=true"],
-            &["mesh.ep=4", "precision.float8_all_gather=true"],
-        ] {
-            let set = [&base[..], &[&dispatcher], set].concat();
+        let with = |set: &[&'static str]| [&base[..], &[&dispatcher], set].concat();
+        for ep in ["mesh.ep=2", "mesh.ep=4"] {
+            let set = with(&[ep]);
             let losses = train_experts(&set);
-            let off = (tail(&losses) / tail(&all) - 1.0).abs();
-            println!("{set:?}: {off:.5} at last");
-            assert!(off < 1.5e-2, "{set:?}: {off}");
-            let checked = ExecOptions {
-                nan_check: true,
-                ..poisoned()
-            };
-            assert_eq!(train_experts_with(&set, checked), losses, "{set:?}");
+            learns(&set, &losses);
+            assert_eq!(train_experts_with(&set, checked()), losses, "{set:?}");
+        }
+        for set in options {
+            let set = with(set);
+            learns(&set, &train_experts_with(&set, checked()));
         }
     }
     for policy in ["fsdp2", "megatron"] {
         let policy = format!("fsdp.policy={policy}");
         let room = "moe.capacity_factor=4";
-        let losses = train_experts(&[&base[..], &["mesh.ep=2", &policy, room]].concat());
-        let off = (tail(&losses) / tail(&all) - 1.0).abs();
-        assert!(off < 1.5e-2, "{policy}: {off}");
+        let set = [&base[..], &["mesh.ep=2", &policy, room]].concat();
+        learns(&set, &train_experts(&set));
     }
 }

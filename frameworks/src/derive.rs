@@ -188,12 +188,12 @@ fn fallbacks(draft: &mut Draft, formats: &[&'static Format], accelerated: bool) 
 
 /// Drops keys that have no effect with the other ones.
 fn unused(draft: &mut Draft) {
-    if draft.value("model.implementation") != Some("\"transformers\"") {
+    if !draft.is("model.implementation", "transformers") {
         for key in ["lora.lora_dropout", "model.attn_implementation"] {
             draft.unset(key, Lack::Accuracy, FUSED);
         }
     }
-    if draft.value("train.lr_schedule") != Some("\"cosine\"") {
+    if !draft.is("train.lr_schedule", "cosine") {
         draft.unset("train.min_lr", Lack::Nothing, SCHEDULE);
     }
 }

@@ -14,7 +14,7 @@ use crate::{shell, toml_file, yaml};
 use std::path::Path;
 
 /// Maximum size of a file in bytes; longer files, such as logs of long runs, are truncated.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Text that torchtitan prints before its configuration in a log.
 const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
@@ -295,7 +295,7 @@ pub(crate) fn text(path: &Path) -> Result<String, ConfigError> {
         source,
     };
     let size = std::fs::metadata(path).map_err(io)?.len();
-    if size > MOST_BYTES {
+    if size > MAX_BYTES {
         return Err(ConfigError::file(path, "the file is larger than 64 MiB"));
     }
     let bytes = std::fs::read(path).map_err(io)?;

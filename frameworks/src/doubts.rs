@@ -156,7 +156,7 @@ fn may_be_a_length(row: &Row) -> bool {
         return false;
     }
     let number = row.value.replace('_', "").parse::<u64>();
-    if !row.value.starts_with('$') && !number.is_ok_and(|n| n >= SHORTEST) {
+    if !row.value.starts_with('$') && !number.is_ok_and(|n| n >= MIN_SEQ_LEN) {
         return false;
     }
     let name = row.key.to_ascii_lowercase().replace(['-', '.'], "_");
@@ -181,7 +181,7 @@ fn may_be_a_teacher(row: &Row) -> bool {
 }
 
 /// Length below which a number is none of sequences.
-const SHORTEST: u64 = 16;
+const MIN_SEQ_LEN: u64 = 16;
 /// Words in names of other lengths: of prompts, and of what a model generates.
 const NO_LENGTHS: [&str; 12] = [
     "add",

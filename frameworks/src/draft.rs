@@ -169,6 +169,12 @@ impl Draft {
         all.find(|s| s.key == key).map(|s| s.value.as_str())
     }
 
+    /// Returns whether a scenario key is set to this word.
+    pub(crate) fn is(&self, key: &str, word: &str) -> bool {
+        let unquoted = |v: &str| v.strip_prefix('"')?.strip_suffix('"').map(str::to_owned);
+        self.value(key).and_then(unquoted).as_deref() == Some(word)
+    }
+
     fn give(&mut self, row: usize, fact: Fact, value: u64) -> Result<(), ConfigError> {
         match self.facts.get(&fact) {
             Some(before) if before.value != value => {

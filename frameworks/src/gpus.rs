@@ -25,9 +25,9 @@ const SHORT: [(&str, &str); 5] = [
 ];
 
 /// Maximum number of GPUs of a node. Larger numbers are names of GPUs.
-const MOST_PER_NODE: u64 = 256;
+const MAX_PER_NODE: u64 = 256;
 /// Maximum number of GPUs.
-const MOST: u64 = 1 << 20;
+const MAX_GPUS: u64 = 1 << 20;
 
 impl FromStr for Gpus {
     type Err = String;
@@ -45,15 +45,15 @@ impl FromStr for Gpus {
         let form = "expected COUNTxNAME or NODESxCOUNTxNAME, such as 8xh100 or 4x8xh200";
         let is_number = rest.chars().all(|c| c.is_ascii_digit());
         // GPUs such as the 4090 have numbers as names, which are larger than those of a node.
-        let is_count = rest.parse::<u64>().is_ok_and(|n| n <= MOST_PER_NODE);
+        let is_count = rest.parse::<u64>().is_ok_and(|n| n <= MAX_PER_NODE);
         if rest.is_empty() || is_number && (numbers.is_empty() || is_count) {
             return Err(form.to_owned());
         }
         let count = numbers
             .iter()
             .try_fold(1, |all: u64, n| all.checked_mul(*n));
-        let Some(count) = count.filter(|n| (1..=MOST).contains(n)) else {
-            return Err(format!("expected 1 to {MOST} GPUs"));
+        let Some(count) = count.filter(|n| (1..=MAX_GPUS).contains(n)) else {
+            return Err(format!("expected 1 to {MAX_GPUS} GPUs"));
         };
         let lower = rest.to_ascii_lowercase();
         let short = SHORT.iter().find(|(short, _)| *short == lower);

@@ -4,7 +4,7 @@ use crate::tree::{Node, Value, plain};
 use std::borrow::Cow;
 
 /// Maximum length of a chain of references.
-const MOST_STEPS: usize = 8;
+const MAX_STEPS: usize = 8;
 
 /// Returns the value that a node refers to. If the whole text is one reference, this is the value
 /// at the other path; otherwise, references in the text are replaced by the texts they refer to.
@@ -31,7 +31,7 @@ fn whole(text: &str) -> Option<&str> {
 /// Returns the value that a reference in the map of `path` refers to.
 fn target<'n>(root: &'n Node, path: &str, name: &str) -> Option<Cow<'n, Node>> {
     let (mut path, mut name) = (path.to_owned(), name.to_owned());
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         if let Some(variable) = name.strip_prefix("oc.env:") {
             let (_, default) = variable.split_once(',')?;
             let at = root.at;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a chain of files that refer to one another.
-const MOST_FILES: usize = 16;
+const MAX_FILES: usize = 16;
 /// Why a job is not predicted if a variable names its file of options.
 const UNSET_FILE: &str = "the file decides how the job is sharded, and the variable that names it is not set: write its path";
 /// Number of parent folders to search for a file that a configuration names: such paths are often
@@ -70,7 +70,7 @@ impl Reader {
         format: Option<&'static Format>,
     ) -> Result<(), ConfigError> {
         self.files.push(path.to_owned());
-        if self.files.len() > MOST_FILES {
+        if self.files.len() > MAX_FILES {
             return Err(ConfigError::file(
                 path,
                 "too many files refer to one another",

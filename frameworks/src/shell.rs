@@ -20,11 +20,11 @@ pub(crate) use source::{SOURCE, note as source_note};
 use word::{Line, Part, Word};
 
 /// Maximum number of words of a command: arrays can repeat one another.
-const MOST_WORDS: usize = 20_000;
+const MAX_WORDS: usize = 20_000;
 /// Maximum size of a variable in bytes: variables can repeat one another.
-const MOST_TEXT: usize = 100_000;
+const MAX_TEXT: usize = 100_000;
 /// Maximum nesting of commands that take a script as an argument.
-const MOST_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// Programs that start training by themselves.
 const PROGRAMS: [&str; 10] = [
@@ -99,8 +99,8 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Command, ConfigError> {
     };
     for line in lex::lines(file, text)? {
         shell.line(&line);
-        if shell.words.len() > MOST_WORDS {
-            let message = format!("a command of more than {MOST_WORDS} words");
+        if shell.words.len() > MAX_WORDS {
+            let message = format!("a command of more than {MAX_WORDS} words");
             return Err(ConfigError::at(file, shell.words[0].at, message));
         }
     }
@@ -198,17 +198,15 @@ impl Shell {
                 at: word.at,
             }],
         };
-        values.truncate(MOST_WORDS);
+        values.truncate(MAX_WORDS);
         let old = self.variables.entry(assignment.name.clone()).or_default();
         let more = assignment.array.is_none().then(|| values.first()).flatten();
         match (assignment.appends, old.last_mut(), more) {
             (false, ..) => *old = values,
-            (true, Some(last), Some(more)) if last.text.len() < MOST_TEXT => {
-                last.text += &more.text
-            }
+            (true, Some(last), Some(more)) if last.text.len() < MAX_TEXT => last.text += &more.text,
             (true, ..) => {
                 old.append(&mut values);
-                old.truncate(MOST_WORDS);
+                old.truncate(MAX_WORDS);
             }
         }
     }
@@ -218,7 +216,7 @@ impl Shell {
         let words: Vec<Text> = words
             .iter()
             .flat_map(|w| self.expand(w))
-            .take(MOST_WORDS + 1)
+            .take(MAX_WORDS + 1)
             .collect();
         if let Some(script) = script(&words) {
             self.inner(&script);
@@ -266,7 +264,7 @@ impl Shell {
         let Ok(lines) = lex::lines("", &script.text) else {
             return;
         };
-        if self.depth >= MOST_DEPTH {
+        if self.depth >= MAX_DEPTH {
             return;
         }
         self.depth += 1;
@@ -344,7 +342,7 @@ impl Shell {
                 Part::Arithmetic(text) => all += &self.arithmetic(text),
                 Part::Command => all += "$(…)",
             }
-            if all.len() > MOST_TEXT {
+            if all.len() > MAX_TEXT {
                 break;
             }
         }

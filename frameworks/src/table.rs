@@ -587,9 +587,9 @@ pub(crate) fn quoted(text: &str) -> String {
 /// Returns whether two names differ by one typo: an extra, missing or wrong letter, or two swapped
 /// neighbors. Names with different digits are different names.
 pub(crate) fn is_typo(a: &str, b: &str) -> bool {
-    const SHORTEST: usize = 6;
+    const MIN_LENGTH: usize = 6;
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    if a.len() < SHORTEST || a == b {
+    if a.len() < MIN_LENGTH || a == b {
         return false;
     }
     let start = a.iter().zip(&b).take_while(|(x, y)| x == y).count();

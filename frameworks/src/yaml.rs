@@ -7,9 +7,9 @@ use shardlab_plan::scenario::Position;
 use std::collections::HashMap;
 
 /// Maximum number of values in a file, including those that aliases repeat.
-const MOST_NODES: usize = 100_000;
+const MAX_NODES: usize = 100_000;
 /// Maximum nesting depth.
-const MOST_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// The key with which YAML merges another map.
 const MERGE: &str = "<<";
 
@@ -218,8 +218,8 @@ impl Reader<'_> {
     }
 
     fn start(&mut self, at: Position, anchor: usize, kind: Kind) -> Result<(), ConfigError> {
-        if self.open.len() >= MOST_DEPTH {
-            return Err(self.error(at, format!("nested more than {MOST_DEPTH} levels deep")));
+        if self.open.len() >= MAX_DEPTH {
+            return Err(self.error(at, format!("nested more than {MAX_DEPTH} levels deep")));
         }
         self.open.push(Open { at, anchor, kind });
         Ok(())
@@ -227,8 +227,8 @@ impl Reader<'_> {
 
     fn value(&mut self, node: Node, anchor: usize) -> Result<(), ConfigError> {
         self.nodes += 1;
-        if self.nodes > MOST_NODES {
-            return Err(self.error(node.at, format!("more than {MOST_NODES} values")));
+        if self.nodes > MAX_NODES {
+            return Err(self.error(node.at, format!("more than {MAX_NODES} values")));
         }
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());

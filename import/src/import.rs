@@ -343,29 +343,11 @@ fn traces_to_run(
     let (pure, alone, late) = pure_times(&lists);
     let step = typical(&first.times).map(|t| t.step);
     let facts = facts::find(&first.trace, &first.attributed, step);
-    let mut undetermined = undetermined(&first.trace, &first.attributed, &facts);
-    undetermined.extend(facts.mesh_gaps.iter().cloned());
-    undetermined.extend(facts.model.gaps.iter().cloned());
-    undetermined.extend(facts.merged_devices.iter().cloned());
-    if facts.unsized_collectives > 0 {
-        undetermined.push(format!(
-            "mesh: {} NCCL kernels per step are in the trace, but the sizes of their groups are not",
-            facts.unsized_collectives
-        ));
-    }
-    if ranks.len() == 1 && facts.world_size.as_ref().is_some_and(|w| w.value > 1) {
-        undetermined.push(
-            "time of collectives without waits for other ranks: only one rank's trace is given"
-                .into(),
-        );
-    }
+    let undetermined = all_undetermined(&first, &facts, &ranks);
     let mut notes: Vec<String> = Vec::new();
     for rank in &ranks {
-        notes.extend(
-            rank.notes
-                .iter()
-                .map(|n| format!("rank {}: {n}", rank.rank)),
-        );
+        let of_rank = rank.notes.iter();
+        notes.extend(of_rank.map(|n| format!("rank {}: {n}", rank.rank)));
     }
     notes.extend(clock_notes);
     notes.extend(engine_note(&facts));
@@ -401,6 +383,27 @@ fn traces_to_run(
         events,
         facts,
     })
+}
+
+/// Returns what the traces do not determine.
+fn all_undetermined(first: &First, facts: &Facts, ranks: &[Rank]) -> Vec<String> {
+    let mut all = undetermined(&first.trace, &first.attributed, facts);
+    all.extend(facts.mesh_gaps.iter().cloned());
+    all.extend(facts.model.gaps.iter().cloned());
+    all.extend(facts.merged_devices.iter().cloned());
+    if facts.unsized_collectives > 0 {
+        all.push(format!(
+            "mesh: {} NCCL kernels per step are in the trace, but the sizes of their groups are not",
+            facts.unsized_collectives
+        ));
+    }
+    if ranks.len() == 1 && facts.world_size.as_ref().is_some_and(|w| w.value > 1) {
+        all.push(
+            "time of collectives without waits for other ranks: only one rank's trace is given"
+                .into(),
+        );
+    }
+    all
 }
 
 fn collect(

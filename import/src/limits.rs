@@ -4,9 +4,9 @@
 /// Largest absolute time in nanoseconds: 73 years.
 pub(crate) const TIME: i64 = 1 << 61;
 /// Longest duration of device work in nanoseconds: an hour.
-pub(crate) const LONGEST: i64 = 3_600_000_000_000;
+pub(crate) const MAX_DURATION: i64 = 3_600_000_000_000;
 /// Largest distance of an event from the median of its trace in nanoseconds: a day.
-pub(crate) const SPREAD: i64 = 24 * LONGEST;
+pub(crate) const SPREAD: i64 = 24 * MAX_DURATION;
 /// Largest size in bytes: 4 TiB.
 pub(crate) const BYTES: u64 = 1 << 42;
 /// Largest address. Predictions use higher addresses than devices do.

@@ -11,7 +11,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 /// First bytes of a database.
 pub(crate) const MAGIC: &[u8] = b"SQLite format 3\0";
 /// Maximum depth of a table's tree; 64-bit row ids need fewer levels.
-const DEEPEST: usize = 24;
+const MAX_DEPTH: usize = 24;
 /// Bytes of the file's header, before the first page's own.
 const HEADER: usize = 100;
 
@@ -184,7 +184,7 @@ impl Database {
         // Each page of a tree is visited once, so more visits mean a cycle.
         *left = left
             .checked_sub(1)
-            .filter(|_| depth <= DEEPEST)
+            .filter(|_| depth <= MAX_DEPTH)
             .ok_or_else(|| bad("the pages of a table form a circle: the database is damaged"))?;
         let page = self.page(number)?;
         let start = if number == 1 { HEADER } else { 0 };

@@ -180,6 +180,35 @@ pub enum SectionKind {
     Validation,
 }
 
+impl SectionKind {
+    /// Returns its name in JSON and snapshots.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Init => "init",
+            Self::First => "first",
+            Self::Steady => "steady",
+            Self::Validation => "validation",
+        }
+    }
+
+    /// Returns its name in text.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::First => "first step",
+            Self::Steady => "steady step",
+            _ => self.name(),
+        }
+    }
+
+    /// Returns whether it is a training step.
+    #[must_use]
+    pub const fn is_training(self) -> bool {
+        matches!(self, Self::First | Self::Steady)
+    }
+}
+
 /// A range of instructions that runs as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Section {

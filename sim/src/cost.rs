@@ -392,8 +392,9 @@ fn kernel_cost(
 mod tests {
     use super::*;
     use crate::hardware;
-    use shardlab_plan::ir::{AttentionShape, BodyOp, OpKind, Real, op};
+    use shardlab_plan::ir::{AttentionShape, BodyOp, OpKind, Place, Real, Slot, op};
     use shardlab_plan::units::{Bytes, Flops};
+    use smallvec::SmallVec;
 
     fn kernel(name: &str, class: KernelClass, flops: u64, read: u64, written: u64) -> Kernel {
         Kernel {
@@ -527,6 +528,45 @@ mod tests {
         assert!((copied / 229.6 - 1.0).abs() < 0.01, "{copied}");
         let cast = us(bf16, 2 * bf16);
         assert!(cast > 2.0 * copied, "{cast}");
+    }
+
+    /// Multiplications of norms, and sums of rotations, in profiled steps of OLMo 2, Mistral and
+    /// Cohere on two H200: `[4096, 4096]` and `[8192, 4096]` by rows or weights.
+    #[test]
+    fn strided_kernels_take_the_times_of_their_types() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let us = |name, dtypes: &[DType], read, written| {
+            let inputs = dtypes.iter().enumerate().map(|(n, &dtype)| Slot {
+                place: Place::Read(n as u8),
+                offset: 0,
+                shape: SmallVec::new(),
+                strides: SmallVec::new(),
+                dtype,
+            });
+            let body = BodyOp {
+                op: OpKind::Mul,
+                inputs: inputs.collect(),
+                outputs: SmallVec::new(),
+            };
+            let kernel = Kernel {
+                dtype: dtypes[0],
+                body: vec![body],
+                ..kernel(name, KernelClass::Strided, 0, read, written)
+            };
+            alone(&kernel, &profile).us
+        };
+        let (f32, bf16) = (DType::F32, DType::Bf16);
+        let (mib64, mib128) = (64 << 20, 128 << 20);
+        for (predicted, measured) in [
+            (us("mul", &[f32, f32], mib64, mib64), 53.5),
+            (us("mul", &[f32, f32], mib128, mib128), 108.4),
+            (us("mul", &[f32, bf16], mib64, mib64), 73.6),
+            (us("mul", &[bf16, bf16], mib64, mib64), 90.5),
+            (us("add", &[f32, f32], mib128, mib64), 65.7),
+        ] {
+            let error: f64 = predicted / measured - 1.0;
+            assert!(error.abs() < 0.09, "{predicted} of {measured}");
+        }
     }
 
     /// Matmuls of Falcon's attention in steps on two H200.

@@ -323,11 +323,10 @@ fn memory(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> MemoryReport {
     };
     let (phase, unit, micro_batch) = m.peak_instr();
     let order = crate::memory::order(parts.program, m.passes.len());
-    let counted = |k: &&SectionKind| matches!(k, SectionKind::First | SectionKind::Steady);
     let step = order
         .iter()
         .take(m.ledger.peak().pass)
-        .filter(counted)
+        .filter(|kind| kind.is_training())
         .count() as u32;
     MemoryReport {
         peak_allocated: m.ledger.peak().allocated,

@@ -104,14 +104,18 @@ pub(super) fn size(text: &str) -> Result<Bytes, String> {
     })
 }
 
-/// Parses a percentage such as `5%` or `2.5`, and returns it as a fraction (at least 0 and below
-/// 1).
+/// Parses a percentage such as `5%` or `2.5`, at least 0.
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-    let share = number.parse::<f64>().map(|n| n / 100.0);
-    share
-        .ok()
-        .filter(|s| (0.0..1.0).contains(s))
+    let percent = number.parse().ok().filter(|n: &f64| *n >= 0.0);
+    percent.ok_or_else(|| "expected a percentage, 0 or more, such as 5%".to_owned())
+}
+
+/// Parses a percentage below 100, and returns it as a fraction.
+pub(super) fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = percent(text).ok().map(|n| n / 100.0);
+    fraction
+        .filter(|f| *f < 1.0)
         .ok_or_else(|| "expected a percentage from 0 to below 100, such as 5%".to_owned())
 }
 

@@ -2,6 +2,7 @@
 //! early with its results so far. Ctrl-Z is handled if other processes have to stop as well.
 
 use shardlab_exec::process::has_launcher;
+use shardlab_exec::train::Flow;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::flag;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +40,15 @@ pub(super) fn requested() -> bool {
     [&INTERRUPTED, &TERMINATED]
         .iter()
         .any(|f| f.load(Ordering::Relaxed))
+}
+
+/// Returns whether training continues after this step.
+pub(super) fn flow() -> Flow {
+    if requested() {
+        Flow::Stop
+    } else {
+        Flow::Continue
+    }
 }
 
 /// Makes Ctrl-Z set a flag instead of stopping the process. The caller stops the process after its

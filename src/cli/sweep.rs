@@ -4,7 +4,7 @@ mod points;
 mod select;
 mod write;
 
-use super::args::{Overrides, percent, profiles, size};
+use super::args::{Overrides, fraction, profiles, size};
 use super::keep::{probe, unsaved, view_of};
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use super::progress::Progress;
@@ -81,7 +81,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
     /// Require this share of device memory to stay free; 0 turns it off [default: 5%]
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = fraction)]
     headroom: Option<f64>,
     /// Treat times and memory within this share of each other as equal [default: 0.5%, or the error
     /// band of estimates]

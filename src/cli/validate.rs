@@ -3,7 +3,7 @@
 
 mod collectives;
 
-use super::args::profiles;
+use super::args::{percent, profiles};
 use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::table::Table;
@@ -45,13 +45,6 @@ pub(super) struct Args {
     /// that ran out of memory is predicted to fit
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     max_error: Option<f64>,
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(x) if x >= 0.0 => Ok(x),
-        _ => Err("expected a percentage, 0 or more".to_owned()),
-    }
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {

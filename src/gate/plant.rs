@@ -63,10 +63,6 @@ fn rewrite(program: &mut Program, mut each: impl FnMut(SectionKind, InstrId, Ins
     program.instrs = all;
 }
 
-fn is_step(kind: SectionKind) -> bool {
-    matches!(kind, SectionKind::First | SectionKind::Steady)
-}
-
 fn memory(program: &mut Program) -> Result<(), &'static str> {
     let model = program
         .buffers
@@ -97,7 +93,7 @@ fn memory(program: &mut Program) -> Result<(), &'static str> {
         let here = ends
             .iter()
             .find(|(k, ..)| *k == kind)
-            .filter(|(k, ..)| is_step(*k));
+            .filter(|(k, ..)| k.is_training());
         let mut out = Vec::new();
         if here.is_some_and(|(_, first, _)| *first == i.0) {
             out.push(of(Op::Alloc(id)));
@@ -175,7 +171,7 @@ fn slow(program: &mut Program) -> Result<(), &'static str> {
         return Err("forward launches no kernel that could run twice");
     }
     rewrite(program, |kind, i, instr| {
-        if is_step(kind) && twice[i.index()] {
+        if kind.is_training() && twice[i.index()] {
             vec![instr, instr]
         } else {
             vec![instr]

@@ -19,10 +19,10 @@ use std::cmp::Reverse;
 const NEAR: f64 = 0.4;
 /// Number of predicted points after which two changes at once are no longer tried, so that every
 /// group is examined.
-const MOST: usize = 1000;
+const MAX_POINTS: usize = 1000;
 /// Limit on the instructions of all plans of points with two changes. Beyond it, these points are
 /// not predicted.
-const MOST_INSTRS: usize = 5_000_000;
+const MAX_INSTRS: usize = 5_000_000;
 
 /// Points with the same micro-batch and recompute.
 pub(super) struct Group {
@@ -61,8 +61,8 @@ impl Group {
                 let singles = axes.iter().flat_map(|&a| changed(eval.space, &before, a));
                 let singles: Vec<Point> = singles.filter(|p| *p != before).collect();
                 let pairs = before.pairs(&singles);
-                let few = eval.evaluated() + pairs.len() <= MOST;
-                if few && pairs.len() * self.lean.1.instrs <= MOST_INSTRS {
+                let few = eval.evaluated() + pairs.len() <= MAX_POINTS;
+                if few && pairs.len() * self.lean.1.instrs <= MAX_INSTRS {
                     self.leaner(eval, &fixed, pairs);
                 }
             }

@@ -13,10 +13,10 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 /// Maximum number of points of a space that is searched exhaustively.
 pub(super) const EXACT: u64 = 512;
 /// Number of points after which no further group is opened.
-const MOST: usize = 1500;
+const MAX_POINTS: usize = 1500;
 /// Number of instructions of predicted plans after which no further group is opened. This takes
 /// about five seconds on two cores.
-const MOST_INSTRS: usize = 45_000_000;
+const MAX_INSTRS: usize = 45_000_000;
 /// Number of random restarts near the best point.
 const RESTARTS: usize = 6;
 /// Number of axes that a restart changes.
@@ -122,7 +122,7 @@ fn large(
 
 /// Returns whether a search should end with its results so far.
 fn spent(eval: &Evaluator<'_>) -> bool {
-    eval.stopped() || eval.evaluated() > MOST || eval.instrs() > MOST_INSTRS
+    eval.stopped() || eval.evaluated() > MAX_POINTS || eval.instrs() > MAX_INSTRS
 }
 
 /// Returns whether no point of a group can be better than the best one.

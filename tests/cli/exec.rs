@@ -420,7 +420,7 @@ fn a_killed_run_goes_on_bit_for_bit() {
         "--set",
         "train.warmup_steps=10",
     ];
-    let long = ["--steps", "400", "--set", "train.steps=400"];
+    let long = ["--steps", "160", "--set", "train.steps=160"];
     let whole = exec(&[&scenario[..], &long].concat());
     let saved = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "5"];
     let args = [&["exec", "--json"], &scenario[..], &long, &saved].concat();
@@ -468,15 +468,15 @@ fn a_killed_run_goes_on_bit_for_bit() {
                 "--set",
                 "mesh.dp_shard=2",
                 "--steps",
-                "401",
+                "161",
                 "--checkpoint-dir",
                 &checkpoints,
             ][..],
-            &["--resume", "400"],
+            &["--resume", "160"],
         ]
         .concat(),
     );
-    assert_eq!(other["resumed_from"], 400);
+    assert_eq!(other["resumed_from"], 160);
     let losses = numbers(&other["losses"]);
     assert_eq!(losses.len(), 401);
     assert!((losses[400] - losses[399]).abs() < 0.5, "{losses:?}");

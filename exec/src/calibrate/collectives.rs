@@ -61,7 +61,7 @@ pub(super) fn measure(most: u32, budget: Duration) -> Vec<Table> {
                 .collect();
             tables.push(Table {
                 kind,
-                dtype: reduces(kind).then_some(dtype),
+                dtype: kind.reduces().then_some(dtype),
                 ranks,
                 rows,
                 estimates: Vec::new(),
@@ -71,32 +71,16 @@ pub(super) fn measure(most: u32, budget: Duration) -> Vec<Table> {
     tables
 }
 
-const fn reduces(kind: CollectiveKind) -> bool {
-    matches!(
-        kind,
-        CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-    )
-}
-
-/// Returns the input and output bytes of one rank, if the full side has `bytes` bytes.
-fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
-    match kind {
-        CollectiveKind::AllGather => (bytes / ranks, bytes),
-        CollectiveKind::ReduceScatter => (bytes, bytes / ranks),
-        _ => (bytes, bytes),
-    }
-}
-
 /// Returns the median time from the last rank's arrival until the call returns on rank 0, in
 /// microseconds.
 fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Duration) -> f64 {
     let abort = Arc::new(Abort::new(Duration::from_secs(60)));
     let group = Arc::new(Group::new("calibration", (0..ranks).collect(), abort));
-    let (input, output) = sides(kind, bytes, u64::from(ranks));
+    let (input, output) = kind.operand_bytes(bytes, u64::from(ranks));
     // An estimate for choosing the number of repetitions, which must be equal on all ranks.
     let guess = 30.0 + bytes as f64 * f64::from(ranks) / 4e3;
     let repeats = ((budget.as_secs_f64() * 1e6 / guess) as u64).clamp(REPEATS.0, REPEATS.1);
-    let reduce = if reduces(kind) {
+    let reduce = if kind.reduces() {
         ReduceOp::Avg
     } else {
         ReduceOp::None

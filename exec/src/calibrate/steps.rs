@@ -83,6 +83,8 @@ const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
 
 /// Minimum number of recorded steps, exclusive.
 const MIN_STEPS: usize = 4;
+/// The same for models that run after the time is up.
+const MIN_LATE_STEPS: usize = 1;
 /// Maximum number of recorded steps.
 const MAX_STEPS: usize = 60;
 /// Number of models that run on several ranks even if there is no time left. The first models are
@@ -270,6 +272,15 @@ pub(super) fn measure(
     }
     for m in &models {
         for variant in m.variants {
+            let least = if begin.elapsed() < budget {
+                MIN_STEPS
+            } else {
+                MIN_LATE_STEPS
+            };
+            let on = On {
+                steps: (least, MAX_STEPS),
+                ..On::cpu()
+            };
             let observed = run(&on, &m.text, *variant, SHARDED[0].1, 1, one)?;
             between.add(&observed);
             totals.add_all(observed.kernels());

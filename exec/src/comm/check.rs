@@ -53,10 +53,7 @@ fn difference(a: &Call, b: &Call) -> Option<String> {
 
 /// Describes what is invalid about the call at `position` of `n` members.
 fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
-    let reduces = matches!(
-        call.kind,
-        CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-    );
+    let reduces = call.kind.reduces();
     if reduces && !call.dtype.is_float() {
         return Some(format!("asks for a reduction of {}", call.dtype));
     }
@@ -65,13 +62,15 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     }
     for (p, (input, output)) in call.parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
-        let fits = match call.kind {
-            // The last part selects rows.
-            _ if call.rows.is_some() && p + 1 == call.parts.len() => i == o,
-            CollectiveKind::AllGather | CollectiveKind::PeerPush => o == n * i,
-            CollectiveKind::ReduceScatter => i == n * o,
-            CollectiveKind::AllReduce | CollectiveKind::Barrier => i == o,
-            CollectiveKind::AllToAll | CollectiveKind::PeerReturn => i == o && i.is_multiple_of(n),
+        let exchanges = matches!(
+            call.kind,
+            CollectiveKind::AllToAll | CollectiveKind::PeerReturn
+        );
+        // The last part selects rows.
+        let fits = if call.rows.is_some() && p + 1 == call.parts.len() {
+            i == o
+        } else {
+            call.kind.sizes_fit(i as u64, o as u64, n as u64) && (!exchanges || i.is_multiple_of(n))
         };
         let element = call.dtype.size() as usize;
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {

@@ -74,7 +74,7 @@ impl Log {
         let spans = spans(program, first);
         let samples = first.samples.clone();
         self.persistent = first.memory.end_allocated;
-        let trains = matches!(record.section, SectionKind::First | SectionKind::Steady);
+        let trains = record.section.is_training();
         if record.section != SectionKind::Init {
             self.steps.push(record);
         }

@@ -296,7 +296,10 @@ impl Shared {
                 *lock(&self.divergence) = divergence;
                 return self.failed(Some(process), &words);
             }
-            Response::Welcome { .. } | Response::Refused { .. } | Response::Alive => return,
+            Response::Welcome { .. }
+            | Response::OtherRun { .. }
+            | Response::Refused { .. }
+            | Response::Alive => return,
         };
         lock(&self.answers).insert(request, answer);
         self.changed.notify_all();
@@ -456,9 +459,10 @@ fn say_hello(
             Ok((stream, Duration::from_millis(silence_ms)))
         }
         // Another run may have its store at this port.
-        Some(Response::Refused { why }) if why.contains("not of `") => {
-            Err(HelloError::NoStore(why))
-        }
+        Some(Response::OtherRun { run }) => Err(HelloError::NoStore(format!(
+            "this is the store of run `{run}`, not of `{}`",
+            rendezvous.run
+        ))),
         Some(Response::Refused { why }) => Err(HelloError::Rejected(why)),
         _ => Err(HelloError::NoStore(
             "another program is listening there".to_owned(),

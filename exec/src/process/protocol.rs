@@ -6,7 +6,7 @@ use shardlab_plan::ir::InstrId;
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection, because another program may be listening on the port.
-pub(super) const MAGIC: &[u8; 8] = b"shardl06";
+pub(super) const MAGIC: &[u8; 8] = b"shardl07";
 /// Maximum length of a frame, in bytes. The longest frames are parameters that are gathered for an
 /// export.
 const MAX_FRAME: u64 = 1 << 40;
@@ -86,6 +86,8 @@ pub(super) struct GatherMode {
 pub(super) enum Response {
     /// The process is part of the run. The store counts as lost after this time without a message.
     Welcome { silence_ms: u64 },
+    /// The store belongs to another run.
+    OtherRun { run: String },
     /// The process is not part of the run.
     Refused { why: String },
     /// The data that a request asked for.
@@ -269,6 +271,10 @@ impl Response {
                 w.bytes(divergence.as_bytes());
             }
             Self::Alive => w.u8(5),
+            Self::OtherRun { run } => {
+                w.u8(6);
+                w.bytes(run.as_bytes());
+            }
         }
         w.0
     }
@@ -295,6 +301,7 @@ impl Response {
                 divergence: text(&mut r)?,
             },
             5 => Self::Alive,
+            6 => Self::OtherRun { run: text(&mut r)? },
             _ => return None,
         };
         r.done().then_some(it)
@@ -389,6 +396,7 @@ mod tests {
             Response::Welcome { silence_ms: 5 },
             Response::Alive,
             Response::Refused { why: "no".into() },
+            Response::OtherRun { run: "r".into() },
             Response::Answer {
                 request: 2,
                 parts: vec![vec![], vec![1]],

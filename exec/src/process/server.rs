@@ -198,23 +198,22 @@ impl Shared {
         let mut out = stream.try_clone().ok()?;
         let (sender, frames) = channel::<Vec<u8>>();
         let o = &self.options;
+        let refused = |why| Response::Refused { why };
         let refusal = if run != o.run {
-            Some(format!(
-                "this is the store of run `{}`, not of `{run}`",
-                o.run
-            ))
+            Some(Response::OtherRun { run: o.run.clone() })
         } else if processes != o.processes {
-            Some(format!(
-                "rank {process} believes in {processes} ranks, rank 0 in {}",
+            Some(refused(format!(
+                "rank {process} was started with {processes} ranks, rank 0 with {}",
                 o.processes
-            ))
+            )))
         } else {
             let silence_ms = o.silence.as_millis() as u64;
             let _ = sender.send(Response::Welcome { silence_ms }.encode());
-            self.admit(process, attempt, &location, sender).err()
+            let admitted = self.admit(process, attempt, &location, sender);
+            admitted.err().map(refused)
         };
-        if let Some(why) = refusal {
-            let _ = protocol::write(stream, &Response::Refused { why }.encode());
+        if let Some(refusal) = refusal {
+            let _ = protocol::write(stream, &refusal.encode());
             // Closing only the write side lets the message arrive before the end of the connection,
             // even if the process has sent data that nothing reads.
             let _ = stream.shutdown(Shutdown::Write);

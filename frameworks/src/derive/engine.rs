@@ -91,7 +91,7 @@ pub(super) fn decide(
                 draft.assume("fsdp.gradient_sync", quoted("last"), NO_SYNC);
             }
             if accelerated && number == 2 {
-                if draft.value("fsdp.units") == Some("\"block\"") {
+                if draft.is("fsdp.units", "block") {
                     draft.replace("fsdp.units", &quoted("block_and_ends"));
                 }
                 draft.assume("fsdp.units", quoted("block_and_ends"), ENDS);
@@ -147,7 +147,7 @@ pub(super) fn decide(
 /// (`fsdp_double_buffer or nccl_ub`).
 fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
     let given = draft.fact(Fact::NcclUb).filter(|given| given.value == 1);
-    let production = draft.value("fsdp.policy") == Some("\"megatron\"");
+    let production = draft.is("fsdp.policy", "megatron");
     let Some(given) = given.filter(|_| production) else {
         return Ok(());
     };

@@ -180,7 +180,7 @@ pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
     ];
     let given = draft.fact(Fact::Float8).filter(|on| on.value == 1);
     let divided = draft.fact(Fact::Tensor).is_some_and(|t| t.value > 1);
-    let bf16 = draft.value("precision.param_dtype") == Some("\"bf16\"");
+    let bf16 = draft.is("precision.param_dtype", "bf16");
     let Some(on) = given.filter(|_| bf16 && !divided) else {
         for key in KEYS.into_iter().chain(["precision.float8_exclude"]) {
             draft.unset(key, Lack::Nothing, "no matmul is predicted in 8 bits");

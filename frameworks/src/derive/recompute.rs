@@ -27,7 +27,7 @@ pub(super) fn whole_blocks(draft: &mut Draft) -> Result<(), ConfigError> {
 pub(super) fn layers(draft: &mut Draft) -> Result<(), ConfigError> {
     let block = draft.fact(Fact::RecomputeBlock);
     let layers = draft.fact(Fact::RecomputeLayers);
-    let whole = draft.value("train.recompute") == Some("\"full\"");
+    let whole = draft.is("train.recompute", "full");
     let Some(layers) = layers else {
         if let Some(block) = block.filter(|_| whole) {
             draft.none(block.row, Lack::Nothing, "as predicted");

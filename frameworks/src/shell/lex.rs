@@ -5,7 +5,7 @@ use crate::error::ConfigError;
 use shardlab_plan::scenario::Position;
 
 /// Maximum nesting of defaults and arrays.
-const MOST_DEPTH: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// Returns the part for the text of a command: `expr` is arithmetic, others are not run.
 fn command(text: &str) -> Part {
@@ -247,7 +247,7 @@ impl Lexer<'_> {
 
     fn word(&mut self) -> Result<Word, ConfigError> {
         let at = self.at;
-        if self.depth > MOST_DEPTH {
+        if self.depth > MAX_DEPTH {
             return Err(self.error(at, "nested too deeply"));
         }
         let mut parts = Vec::new();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Name of the entry for a sourced file.
 pub(crate) const SOURCE: &str = "source";
 /// Maximum size of a sourced file in bytes.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 /// Number of folders to search, from that of the script upwards: scripts are often started in the
 /// root of a repository.
 const ABOVE: usize = 6;
@@ -27,7 +27,7 @@ const ENVIRONMENTS: [&str; 8] = [
 pub(super) fn text(folder: &Path, path: &str) -> Option<String> {
     let file = find(folder, path)?;
     let size = std::fs::metadata(&file).ok()?.len();
-    if size > MOST_BYTES || is_environment(path) {
+    if size > MAX_BYTES || is_environment(path) {
         return None;
     }
     std::fs::read_to_string(file).ok()

@@ -337,7 +337,7 @@ pub(crate) fn keep_plausible(trace: &mut Trace) {
     trace.launches.retain(|e| near(e.start) && near(e.end));
     trace.device.retain(|e| {
         let time = e.end.checked_sub(e.start);
-        near(e.start) && time.is_some_and(|t| t <= limits::LONGEST)
+        near(e.start) && time.is_some_and(|t| t <= limits::MAX_DURATION)
     });
     trace.calls.retain(|e| near(e.start));
     trace.memory.retain(|e| near(e.at));

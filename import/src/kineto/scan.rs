@@ -10,7 +10,7 @@ use std::io::{self, Read};
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 /// Maximum size of an event, and of a value of the root other than the events, bytes.
-const LONGEST: usize = 16 << 20;
+const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// The next item of a trace.
 pub(super) enum Item<'a> {
@@ -258,7 +258,7 @@ impl<R: Read> Scanner<R> {
                 } else {
                     unread.len()
                 };
-                if i > LONGEST {
+                if i > MAX_EVENT_BYTES {
                     return Err(self.syntax("no event or value is longer than 16 MiB"));
                 }
                 let scalar_ends = !text && depth == 0 && i > 0;

@@ -23,7 +23,7 @@ pub(super) enum Node {
 }
 
 /// Maximum nesting of values.
-const DEEPEST: usize = 200;
+const MAX_DEPTH: usize = 200;
 
 /// State of a pickle while it is read.
 pub(super) struct Machine<'a> {
@@ -211,8 +211,8 @@ impl<'a> Machine<'a> {
             return Ok(value.clone());
         }
         // Building a value that contains itself would never end.
-        if depth > DEEPEST {
-            return self.fail(format!("values are nested more than {DEEPEST} deep"));
+        if depth > MAX_DEPTH {
+            return self.fail(format!("values are nested more than {MAX_DEPTH} deep"));
         }
         let value = match &self.nodes[node] {
             Node::Plain(value) => value.clone(),

@@ -43,16 +43,9 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let mut payload = 0;
     for part in &c.parts {
         let (i, o) = (part.input.bytes, part.output.bytes);
-        let (full, fits) = match c.kind {
-            CollectiveKind::AllGather | CollectiveKind::PeerPush => (o, o == size * i),
-            CollectiveKind::ReduceScatter => (i, i == size * o),
-            CollectiveKind::AllReduce
-            | CollectiveKind::AllToAll
-            | CollectiveKind::PeerReturn
-            | CollectiveKind::Barrier => (i.max(o), i == o),
-        };
+        let full = i.max(o);
         payload += full;
-        if !fits {
+        if !c.kind.sizes_fit(i, o, size) {
             bad(p, sink, RuleId::Collective, instr, || {
                 format!(
                     "{i} bytes of {} against {o} bytes of {} over {size} ranks",

@@ -35,7 +35,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
             routers: BTreeMap::new(),
         };
         step.follow(section, sink);
-        if matches!(section.kind, SectionKind::First | SectionKind::Steady) {
+        if section.kind.is_training() {
             biases.iter().for_each(|x| step.finish(*x, section, sink));
         }
     }
@@ -166,7 +166,7 @@ impl Step<'_> {
 
     /// Checks that a launch that `does` something for the balance of experts is part of training.
     fn in_training(&self, id: InstrId, does: &str, sink: &mut Sink) {
-        if !matches!(self.kind, SectionKind::First | SectionKind::Steady) {
+        if !self.kind.is_training() {
             violation(self.p, sink, id, None, |launch| {
                 format!("{launch} {does} outside training; expected nothing")
             });

@@ -5,7 +5,7 @@ use super::describe;
 use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{Holds, InstrId, ParamId, Role};
-use crate::program::{Phase, Program, Rule, SectionKind};
+use crate::program::{Phase, Program, Rule};
 
 /// Checks that, in forward, kernels of a micro-batch read weights of all units that it uses, and of
 /// no others.
@@ -14,8 +14,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
         return;
     }
     let unit_of = units(p);
-    let training = |kind| matches!(kind, SectionKind::First | SectionKind::Steady);
-    for section in p.sections.iter().filter(|s| training(s.kind)) {
+    for section in p.sections.iter().filter(|s| s.kind.is_training()) {
         let micro_batches = usize::from(p.meta.micro_batches);
         let mut run = vec![vec![false; micro_batches]; p.units.len()];
         let mut last = None;

@@ -31,14 +31,8 @@ pub(super) struct Pass {
 
 impl Pass {
     fn place(self) -> Place {
-        let section = match self.kind {
-            SectionKind::Init => "init",
-            SectionKind::First => "first",
-            SectionKind::Steady => "steady",
-            SectionKind::Validation => "validation",
-        };
         Place {
-            section,
+            section: self.kind.name(),
             pass: self.number,
         }
     }

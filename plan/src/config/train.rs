@@ -121,7 +121,7 @@ impl Loss {
 const CHUNK_LOGITS: u64 = 512 << 20;
 /// Smallest chunk that is chosen by size. Below it, matmuls of the head do not fill a GPU, and the
 /// gradient of its weight is read and written too often.
-const SMALLEST_CHUNK: u64 = 1024;
+const MIN_CHUNK: u64 = 1024;
 /// Number of tokens of which chunks are multiples, so that matmuls have whole tiles.
 const CHUNK_STEP: u64 = 256;
 
@@ -131,7 +131,7 @@ const CHUNK_STEP: u64 = 256;
 pub(crate) fn chunk_by_size(rows: u64, row_bytes: u64) -> u64 {
     let chunks = rows.saturating_mul(row_bytes).div_ceil(CHUNK_LOGITS).max(1);
     let tokens = rows.div_ceil(chunks).next_multiple_of(CHUNK_STEP);
-    tokens.max(SMALLEST_CHUNK).min(rows.max(1))
+    tokens.max(MIN_CHUNK).min(rows.max(1))
 }
 
 words!(Loss {

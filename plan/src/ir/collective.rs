@@ -55,6 +55,26 @@ impl CollectiveKind {
     pub const fn reduces(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce)
     }
+
+    /// Returns the bytes of one rank's input and output, if the larger one has `full` bytes.
+    #[must_use]
+    pub const fn operand_bytes(self, full: u64, ranks: u64) -> (u64, u64) {
+        match self {
+            Self::AllGather | Self::PeerPush => (full / ranks, full),
+            Self::ReduceScatter => (full, full / ranks),
+            Self::AllReduce | Self::AllToAll | Self::PeerReturn | Self::Barrier => (full, full),
+        }
+    }
+
+    /// Returns whether the byte counts of one rank's input and output match.
+    #[must_use]
+    pub const fn sizes_fit(self, input: u64, output: u64, ranks: u64) -> bool {
+        match self {
+            Self::AllGather | Self::PeerPush => output == ranks * input,
+            Self::ReduceScatter => input == ranks * output,
+            Self::AllReduce | Self::AllToAll | Self::PeerReturn | Self::Barrier => input == output,
+        }
+    }
 }
 
 /// A collective in the model's graph, which communicates activations along an axis. Its operands

@@ -27,7 +27,7 @@ use hooks::Hooks;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Size in bytes of the smallest tensor that is offloaded (`min_offload_size`).
-const SMALLEST: u64 = 1024;
+const MIN_BYTES: u64 = 1024;
 /// Maximum number of tensors with a copy in flight (`max_fwd_stash_size`).
 const STASH: u32 = 5;
 
@@ -133,7 +133,7 @@ impl ActivationOffload {
                 None => storage.role == StorageRole::Saved,
             };
             let saved = hooked && backward.contains_key(&s);
-            if !saved || freed.contains(&s) || storage.bytes.0 < SMALLEST || tape.loss == Some(s) {
+            if !saved || freed.contains(&s) || storage.bytes.0 < MIN_BYTES || tape.loss == Some(s) {
                 continue;
             }
             let id = buffers.storage(s);
@@ -169,7 +169,7 @@ impl ActivationOffload {
         for p in all {
             let dtype = out.inputs.gathered_type_of(p);
             let bytes = out.inputs.tape.params[p.index()].numel() * dtype.size();
-            if bytes < SMALLEST {
+            if bytes < MIN_BYTES {
                 continue;
             }
             let mut on = |stream| out.of_param(Role::Temporary, bytes, dtype, stream, p);

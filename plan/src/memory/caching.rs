@@ -54,7 +54,7 @@ const SEGMENT_STEP: u64 = 2 * MIB;
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT;
 const LAST_ADDRESS: u64 = 1 << 62;
 /// Upper bound of the size of requests. Longer free blocks count as this long.
-const LONGEST: u64 = 1 << 50;
+const MAX_REQUEST: u64 = 1 << 50;
 
 /// No neighbor.
 const NONE: u32 = u32::MAX;
@@ -102,7 +102,7 @@ impl FreeKey {
     const ADDRESS_BITS: u32 = 64 - 9;
 
     fn new(size: u64, address: u64, node: u32) -> Self {
-        let size = size.min(LONGEST) / GRANULE;
+        let size = size.min(MAX_REQUEST) / GRANULE;
         let high = u128::from(size) << Self::ADDRESS_BITS;
         Self((high | u128::from(address / GRANULE)) << Self::NODE_BITS | u128::from(node))
     }
@@ -188,7 +188,7 @@ impl CachingAllocator {
             .0
             .max(1)
             .checked_next_multiple_of(GRANULE)
-            .filter(|&s| s < LONGEST);
+            .filter(|&s| s < MAX_REQUEST);
         let Some(size) = size else {
             return Err(self.out_of_memory(bytes));
         };

@@ -4,7 +4,7 @@
 //! id     mb phase     unit         rule          instruction
 //! ```
 
-use super::{Instr, Op, Program, Section, SectionKind};
+use super::{Instr, Op, Program, Section};
 use crate::config::Atomic;
 use crate::ir::{
     Access, AxisId, BufferId, GroupId, Holds, ParamId, Pool, ReduceOp, StreamId, UnitId,
@@ -273,19 +273,10 @@ fn group_text(program: &Program, group: &Group) -> String {
     )
 }
 
-fn section_name(kind: SectionKind) -> &'static str {
-    match kind {
-        SectionKind::Init => "init",
-        SectionKind::First => "first step",
-        SectionKind::Steady => "steady step",
-        SectionKind::Validation => "validation",
-    }
-}
-
 pub(super) fn section_title(s: &Section) -> String {
     format!(
         "[{}] {} instructions",
-        section_name(s.kind),
+        s.kind.title(),
         count(s.instrs.len() as u64)
     )
 }

@@ -16,7 +16,7 @@ use std::time::SystemTime;
 /// Fields of the table that belong to a file.
 const OF_DATA: [&str; 3] = ["data", "eos_token_id", "dtype"];
 /// Tokens that are read at most. Of larger files, evenly spaced sequences are read.
-const MOST_TOKENS: u64 = 64 << 20;
+const MAX_TOKENS: u64 = 64 << 20;
 
 /// Returns the documents of sequences of `seq` tokens; `vocab` is the number of tokens that the
 /// model knows.
@@ -196,9 +196,9 @@ impl TokenFile {
         Ok((tokens - 1) / seq)
     }
 
-    /// Reads sequences, evenly spaced if there are more tokens than [`MOST_TOKENS`].
+    /// Reads sequences, evenly spaced if there are more tokens than [`MAX_TOKENS`].
     fn measure(&self, mut file: File, sequences: u64) -> Result<MeasuredLengths, Fault> {
-        let every = (sequences * self.seq).div_ceil(MOST_TOKENS).max(1);
+        let every = (sequences * self.seq).div_ceil(MAX_TOKENS).max(1);
         let size = self.seq * self.dtype.bytes() as u64;
         let mut bytes = vec![0; size as usize];
         let mut sequence = Vec::with_capacity(self.seq as usize);

@@ -8,23 +8,23 @@ use crate::config::{Model, Scenario};
 use crate::models::Inputs;
 
 /// Blocks times micro-batches, with which the length of a program grows.
-const MOST_BLOCK_RUNS: u64 = 1 << 15;
+const MAX_BLOCK_RUNS: u64 = 1 << 15;
 /// The same for chunks of the loss, of all micro-batches.
-const MOST_CHUNKS: u64 = 1 << 15;
+const MAX_CHUNKS: u64 = 1 << 15;
 /// FLOPs of one rank in one step.
-const MOST_FLOPS: u128 = 1 << 60;
+const MAX_FLOPS: u128 = 1 << 60;
 /// Bytes of one rank in one step, all tensors added.
-const MOST_BYTES: u128 = 1 << 56;
+const MAX_BYTES: u128 = 1 << 56;
 /// Bytes of a copy of the parameters on every rank.
-const MOST_BYTES_EVERYWHERE: u128 = 1 << 60;
+const MAX_BYTES_OF_ALL_RANKS: u128 = 1 << 60;
 
 /// Refuses sizes that are too large to be counted.
 pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let (m, t) = (&s.model, &s.train);
     let runs = u64::from(m.layers) * u64::from(t.grad_accum);
-    if runs > MOST_BLOCK_RUNS {
+    if runs > MAX_BLOCK_RUNS {
         let message = format!(
-            "{runs} block executions per step (layers * grad_accum) are more than {MOST_BLOCK_RUNS}"
+            "{runs} block executions per step (layers * grad_accum) are more than {MAX_BLOCK_RUNS}"
         );
         return Err(d.conflict(&[Key::GradAccum, Key::Layers], message));
     }
@@ -32,9 +32,9 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let chunks = rows
         .div_ceil(t.loss_chunk_rows.max(1))
         .saturating_mul(t.grad_accum.into());
-    if t.loss.is_chunked() && chunks > MOST_CHUNKS {
+    if t.loss.is_chunked() && chunks > MAX_CHUNKS {
         let message = format!(
-            "{chunks} loss chunks per step (rows / loss_chunk_tokens * grad_accum) are more than {MOST_CHUNKS}"
+            "{chunks} loss chunks per step (rows / loss_chunk_tokens * grad_accum) are more than {MAX_CHUNKS}"
         );
         let keys = [
             Key::LossChunkRows,
@@ -67,25 +67,25 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let accum = u128::from(t.grad_accum);
     // Backward is twice forward, recompute once more.
     let flops = work.flops.saturating_mul(4 * accum);
-    if flops > MOST_FLOPS {
-        return Err(too_large("FLOPs per rank and step", flops, MOST_FLOPS));
+    if flops > MAX_FLOPS {
+        return Err(too_large("FLOPs per rank and step", flops, MAX_FLOPS));
     }
     // Main weights, moments, gradients, copies: below 32 bytes a parameter.
     let bytes = work
         .elements
         .saturating_mul(4 * accum)
         .saturating_add(work.parameters.saturating_mul(32));
-    if bytes > MOST_BYTES {
-        return Err(too_large("bytes per rank and step", bytes, MOST_BYTES));
+    if bytes > MAX_BYTES {
+        return Err(too_large("bytes per rank and step", bytes, MAX_BYTES));
     }
     let everywhere = work
         .parameters
         .saturating_mul(4 * u128::from(s.mesh.world()));
-    if everywhere > MOST_BYTES_EVERYWHERE {
+    if everywhere > MAX_BYTES_OF_ALL_RANKS {
         return Err(too_large(
             "bytes of parameters over all ranks",
             everywhere,
-            MOST_BYTES_EVERYWHERE,
+            MAX_BYTES_OF_ALL_RANKS,
         ));
     }
     Ok(())

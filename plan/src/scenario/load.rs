@@ -2,7 +2,7 @@
 
 use super::error::ScenarioError;
 use super::keys::{Key, SECTIONS};
-use super::merge::{Document, LONGEST_TEXT};
+use super::merge::{Document, MAX_TEXT_BYTES};
 use super::presets::PRESETS;
 use super::shipped;
 use super::source::Source;
@@ -39,7 +39,7 @@ pub fn is_stdin(path: &Path) -> bool {
 /// the scenario.
 fn stdin() -> Result<&'static str, String> {
     static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
-    let text = TEXT.get_or_init(|| read_text(std::io::stdin().lock(), LONGEST_TEXT));
+    let text = TEXT.get_or_init(|| read_text(std::io::stdin().lock(), MAX_TEXT_BYTES));
     text.as_deref().map_err(Clone::clone)
 }
 
@@ -207,15 +207,15 @@ fn shipped_source(name: &str, text: &'static str) -> Source {
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, String> {
-    read_text(file(path)?, LONGEST_TEXT)
+    read_text(file(path)?, MAX_TEXT_BYTES)
 }
 
 /// Reads a model's `config.json`, which may list thousands of layers that are not quantized.
 pub(crate) fn read_model(path: &Path) -> Result<String, String> {
-    const LONGEST: usize = 16 << 20;
-    let text = read_text(file(path)?, LONGEST)?;
-    match text.len() > LONGEST {
-        true => Err(format!("is longer than {LONGEST} bytes")),
+    const MAX_BYTES: usize = 16 << 20;
+    let text = read_text(file(path)?, MAX_BYTES)?;
+    match text.len() > MAX_BYTES {
+        true => Err(format!("is longer than {MAX_BYTES} bytes")),
         false => Ok(text),
     }
 }
@@ -242,10 +242,10 @@ fn absorb(
     source: Source,
     chain: &mut Vec<(String, String)>,
 ) -> Result<(), ScenarioError> {
-    if source.text.len() > LONGEST_TEXT {
+    if source.text.len() > MAX_TEXT_BYTES {
         return Err(ScenarioError::file_only(
             source.name.to_string(),
-            format!("is longer than {LONGEST_TEXT} bytes"),
+            format!("is longer than {MAX_TEXT_BYTES} bytes"),
         ));
     }
     chain.push((place.identity(), source.name.to_string()));
@@ -429,10 +429,10 @@ fn shortened(text: &str) -> String {
 }
 
 fn written(option: &str, text: &str) -> Result<Written, ScenarioError> {
-    if text.len() > LONGEST_TEXT {
+    if text.len() > MAX_TEXT_BYTES {
         return Err(ScenarioError::file_only(
             option,
-            format!("is longer than {LONGEST_TEXT} bytes"),
+            format!("is longer than {MAX_TEXT_BYTES} bytes"),
         ));
     }
     let source = Source {

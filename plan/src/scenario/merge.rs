@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-/// Longest accepted text of one file.
-pub(crate) const LONGEST_TEXT: usize = 1 << 20;
+/// Maximum size of a file in bytes.
+pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// Most points of a sweep.
-pub(crate) const MOST_POINTS: usize = 100_000;
+/// Maximum number of points of a sweep.
+pub(crate) const MAX_POINTS: usize = 100_000;
 
 /// How strong a value is: the preset is weakest, then files in the order of inheritance, then
 /// overrides, then the axes of a sweep.
@@ -354,10 +354,10 @@ impl Document {
             .axes
             .iter()
             .try_fold(1usize, |n, a| n.checked_mul(a.values.len()));
-        if points.is_none_or(|n| n > MOST_POINTS) {
+        if points.is_none_or(|n| n > MAX_POINTS) {
             return Err(self.error(
                 sweep.key_origin,
-                format!("the sweep has more than {MOST_POINTS} points"),
+                format!("the sweep has more than {MAX_POINTS} points"),
             ));
         }
         Ok(())

@@ -3,7 +3,6 @@
 
 use super::Pair;
 use super::waits::Wait;
-use crate::gate::facts::section_name;
 use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
 use shardlab_plan::record::{Cause, Clock, RunKind};
@@ -195,7 +194,7 @@ fn instructions(sides: [&RunView; 2]) -> Option<String> {
     if a.digest == b.digest {
         return Some("The programs are the same.".to_owned());
     }
-    let changed = changed_counts(&a.counts, &b.counts, |s| section_name(*s));
+    let changed = changed_counts(&a.counts, &b.counts, |s| s.name());
     Some(match changed.as_str() {
         "" => {
             "The programs differ, but have the same number of instructions of each kind.".to_owned()

@@ -5,7 +5,6 @@ use crate::view::{HARDWARE, ProgramView, RunView, ScenarioView};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::check::{Report, Severity};
 use shardlab_plan::ir::UnitId;
-use shardlab_plan::program::SectionKind;
 use shardlab_plan::record::{Basis, Run};
 use shardlab_plan::{Program, Scenario};
 use std::collections::BTreeMap;
@@ -192,20 +191,11 @@ impl ProgramFacts {
             instructions: view
                 .counts
                 .into_iter()
-                .map(|(section, counts)| (section_name(section).to_owned(), counts))
+                .map(|(section, counts)| (section.name().to_owned(), counts))
                 .collect(),
             digest: view.digest,
             outline: outline::outline(program),
         }
-    }
-}
-
-pub(crate) const fn section_name(kind: SectionKind) -> &'static str {
-    match kind {
-        SectionKind::Init => "init",
-        SectionKind::First => "first",
-        SectionKind::Steady => "steady",
-        SectionKind::Validation => "validation",
     }
 }
 

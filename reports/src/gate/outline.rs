@@ -39,7 +39,7 @@ const HEADING: &str = "= ";
 #[must_use]
 pub fn outline(program: &Program) -> String {
     let sections = program.sections.iter();
-    let sections = sections.map(|s| (name(s.kind).to_owned(), lines(program, s.kind)));
+    let sections = sections.map(|s| (s.kind.title().to_owned(), lines(program, s.kind)));
     folded(sections.collect())
 }
 
@@ -56,15 +56,6 @@ fn folded(sections: Vec<(String, Vec<String>)>) -> String {
     symbols.share(&mut lists);
     let sections: Vec<(String, Vec<Id>)> = titles.into_iter().zip(lists).collect();
     print::print(&symbols, &sections)
-}
-
-const fn name(kind: SectionKind) -> &'static str {
-    match kind {
-        SectionKind::Init => "init",
-        SectionKind::First => "first step",
-        SectionKind::Steady => "steady step",
-        SectionKind::Validation => "validation",
-    }
 }
 
 /// Returns the statements of a section, with headings where the phase or the unit changes.

@@ -7,7 +7,7 @@ use super::svg::{Anchor, Canvas, TEXT, width_of};
 /// Height of a cell.
 const CELL: f64 = 68.0;
 /// Maximum width of a cell, so that a map with few columns is narrow enough for a phone.
-const WIDEST: f64 = 190.0;
+const MAX_WIDTH: f64 = 190.0;
 /// Width of the color scale, of its gradations, and its height.
 const SCALE: f64 = 320.0;
 const GRADATIONS: u32 = 40;
@@ -75,7 +75,7 @@ pub fn heat(
     let left = names.fold(0.0, f64::max) + 24.0;
     let most = (f64::from(draw::WIDTH) - left - 20.0) / columns;
     let names = x.1.iter().map(|n| width_of(n, TEXT) + 16.0);
-    let w = names.fold(130.0, f64::max).min(WIDEST).min(most);
+    let w = names.fold(130.0, f64::max).min(MAX_WIDTH).min(most);
     // The title of the rows' axis is above the rows, and the title of the columns' axis is below
     // the columns.
     let top = if y.0.is_empty() { 8.0 } else { 44.0 };

@@ -93,3 +93,17 @@ for cls, op, name in tables:
     keys = {"class": cls} | ({"op": op} if op else {})
     head("memory", **keys)
     emit([[b, us] for b, us in sorted(mem[name].items())])
+
+# Kernels of strided.py. Their operands come from memory as in a step.
+source = f"each call on operands in memory, not in the cache, on {where} (measure/strided.py)"
+strided = [
+    ("promoted", None, ("promoted weight f32", "promoted rotary f32")), ("mul", "f32", ("mul rows f32", "mul weight f32")),
+    *((op, dtype, (f"{op} {dtype}",)) for op in ("add", "neg", "scale") for dtype in ("bf16", "f32")), ("cat", "f32", ("cat f32",)), (None, "f32", ("copy f32",)),
+]
+for op, dtype, names in strided:
+    # Kernels of one size differ by a few bytes.
+    rows = [list(zip(*sizes)) for sizes in zip(*(sorted(mem[name].items()) for name in names))]
+    if rows:
+        keys = {"class": "strided"} | ({"op": op} if op else {}) | ({"dtype": dtype} if dtype else {})
+        head("memory", **keys, in_step=True, bytes="moved")
+        emit([[round(sum(b) / len(b)), round(sum(us) / len(us), 2)] for b, us in rows])

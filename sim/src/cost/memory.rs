@@ -5,6 +5,7 @@ use super::{Price, table};
 use crate::hardware::{Counted, MemoryClass, MemoryTable, Profile};
 use shardlab_plan::ir::Kernel;
 use shardlab_plan::units::Bytes;
+use std::borrow::Cow;
 
 pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let Some(class) = MemoryClass::of(&kernel.class) else {
@@ -17,10 +18,13 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let widens = class == MemoryClass::Copy && kernel.written > kernel.read;
     // Without a cast, `_chunk_cat` copies bytes, at nearly twice the rate.
     let copies = kernel.name == "chunk_cat" && kernel.written == kernel.read;
-    let name = match (widens, copies) {
-        (true, _) => "cast_up",
-        (_, true) => "chunk_cat_no_cast",
-        _ => &kernel.name,
+    // Elements of operands with two types are converted one by one.
+    let promotes = class == MemoryClass::Strided && promotes(kernel);
+    let name = match (widens, copies, promotes) {
+        (true, _, _) => Cow::Borrowed("cast_up"),
+        (_, true, _) => Cow::Borrowed("chunk_cat_no_cast"),
+        (_, _, true) => Cow::Owned(format!("{} promoted", kernel.name)),
+        _ => Cow::Borrowed(kernel.name.as_str()),
     };
     let fits = |t: &&MemoryTable| {
         t.class == class
@@ -61,6 +65,12 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         us,
         measured: false,
     }
+}
+
+/// Returns whether the operands of the first operation have different types.
+fn promotes(kernel: &Kernel) -> bool {
+    let first = kernel.body.first().map(|op| op.inputs.as_slice());
+    first.is_some_and(|inputs| inputs.windows(2).any(|pair| pair[0].dtype != pair[1].dtype))
 }
 
 /// Returns the time for operands that are not in the cache. Tables come from loops over the same

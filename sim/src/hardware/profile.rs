@@ -641,7 +641,9 @@ pub struct MemoryTable {
     /// Class.
     pub class: MemoryClass,
     /// If given, only kernels whose name contains this text. Of several matching tables, a kernel
-    /// uses the one with the longest text, or else that of the class.
+    /// uses the one with the longest text, or else that of the class. The names of elementwise
+    /// kernels whose operands have two types end with `promoted`. A cast to a wider type is
+    /// `cast_up`, and `_chunk_cat` without a cast is `chunk_cat_no_cast`.
     pub op: Option<String>,
     /// If given, only kernels on this element type. A kernel prefers this table to one for all
     /// types.

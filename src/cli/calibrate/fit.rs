@@ -42,8 +42,12 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
     let (error, together) = best;
     let n = c.trials().len().max(1);
     note(&format!(
-        "{n} steps of several ranks: mean prediction error {:.1} %, {together:?}",
-        100.0 * error / n as f64
+        "{n} steps of several ranks: mean prediction error {:.1} %, if ranks on busy cores lose {:.0} % of \
+         their speed ({:.0} % if they outnumber the cores) and wait {:.0} us for each other",
+        100.0 * error / n as f64,
+        100.0 * together.shared_loss,
+        100.0 * together.turn_loss,
+        together.wait_us,
     ));
     Ok(c.profile(together))
 }

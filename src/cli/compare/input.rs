@@ -216,11 +216,7 @@ struct Quiet;
 
 impl Observer for Quiet {
     fn step(&mut self, _: &StepReport) -> Flow {
-        if interrupt::requested() {
-            Flow::Stop
-        } else {
-            Flow::Continue
-        }
+        interrupt::flow()
     }
 }
 

@@ -103,15 +103,7 @@ pub(super) struct Follower;
 
 impl Observer for Follower {
     fn step(&mut self, _: &StepReport) -> Flow {
-        flow()
-    }
-}
-
-fn flow() -> Flow {
-    if interrupt::requested() {
-        Flow::Stop
-    } else {
-        Flow::Continue
+        interrupt::flow()
     }
 }
 
@@ -126,7 +118,7 @@ impl Observer for Progress {
 
     fn step(&mut self, report: &StepReport) -> Flow {
         let _ = self.observer().step(report);
-        flow()
+        interrupt::flow()
     }
 
     fn validation(&mut self, step: u64, loss: f64) {

@@ -4,7 +4,6 @@ use crate::cli::output::{Failure, Out};
 use crate::cli::sim::report::{collectives, composition, heading};
 use crate::cli::table::Table;
 use shardlab_exec::train::{Outcome, ParamNorm, schedule};
-use shardlab_plan::program::SectionKind;
 use shardlab_plan::units::thousands;
 use shardlab_plan::{Program, Scenario};
 
@@ -131,12 +130,11 @@ fn steps(scenario: &Scenario, o: &Outcome) -> Table {
     let n = o.run.losses.len();
     let shown = n.min(MAX_STEPS);
     let norms = o.run.reported_grad_norms();
-    let trained = |s: SectionKind| matches!(s, SectionKind::First | SectionKind::Steady);
     let times: Vec<String> = o
         .run
         .steps
         .iter()
-        .filter(|s| trained(s.section))
+        .filter(|s| s.section.is_training())
         .map(|s| format!("{:.2}", (s.end - s.start).ms()))
         .collect();
     for i in 0..shown {

@@ -8,7 +8,7 @@ use crate::device::{
     Abort, Command, Device, Failure, FailureKind, NO_HYPER, Pass, Region, Stop, TaskTimes,
 };
 use crate::engine::step_barrier::StepBarrier;
-use shardlab_plan::ir::{CollectiveId, CollectiveKind, DType, EventId, InstrId, StreamId};
+use shardlab_plan::ir::{CollectiveId, DType, EventId, InstrId, StreamId};
 use shardlab_plan::program::Program;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -167,13 +167,7 @@ impl Rank {
     /// Returns a collective whose operands follow those of kernels in memory.
     pub(super) fn gather(&self, id: CollectiveId) -> Command {
         let c = &self.program.collectives[id.index()];
-        let full = c.bytes.0;
-        let shard = full / u64::from(self.ranks);
-        let (input, output) = match c.kind {
-            CollectiveKind::AllGather => (shard, full),
-            CollectiveKind::ReduceScatter => (full, shard),
-            _ => (full, full),
-        };
+        let (input, output) = c.kind.operand_bytes(c.bytes.0, u64::from(self.ranks));
         let from = MEMORY / 2;
         let to = from + (2 << 30);
         let parts = (

@@ -187,9 +187,10 @@ impl Recipe {
         self.program.collectives.push(Collective {
             kind,
             comm,
-            reduce: match kind {
-                CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => ReduceOp::Avg,
-                _ => ReduceOp::None,
+            reduce: if kind.reduces() {
+                ReduceOp::Avg
+            } else {
+                ReduceOp::None
             },
             dtype,
             bytes: Bytes(bytes),

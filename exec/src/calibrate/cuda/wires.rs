@@ -122,11 +122,7 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
     };
     let table = |(k, (kind, dtype)): (usize, (CollectiveKind, DType))| Table {
         kind,
-        dtype: matches!(
-            kind,
-            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-        )
-        .then_some(dtype),
+        dtype: kind.reduces().then_some(dtype),
         ranks: bench.ranks(),
         rows: of(&measured, k),
         estimates: of(&estimates, k),

@@ -29,7 +29,7 @@ use crate::device::Setup;
 use crate::process::ProcessGroup;
 use agreement::{Agreement, Refusal};
 use connect::{Connected, connect};
-use kernels::{MOST, Rows};
+use kernels::{MAX_RANKS, Rows};
 use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, SelectedRows, StreamId};
 use shardlab_plan::program::{Op, Program};
 use std::collections::{BTreeMap, BTreeSet};
@@ -192,7 +192,7 @@ fn rows(
     let Some(places) = windows.of(address(&window), window.bytes as u64) else {
         return Ok(None);
     };
-    let mut to = [0; MOST];
+    let mut to = [0; MAX_RANKS];
     to.iter_mut()
         .zip(places)
         .for_each(|(to, place)| *to = place);

@@ -184,9 +184,9 @@ impl Folder {
 
 /// Returns the first of many names, and how many more there are.
 fn some<T: std::borrow::Borrow<str>>(names: &[T]) -> String {
-    const MOST: usize = 3;
-    let first = names[..names.len().min(MOST)].join(", ");
-    match names.len().saturating_sub(MOST) {
+    const MAX_NAMES: usize = 3;
+    let first = names[..names.len().min(MAX_NAMES)].join(", ");
+    match names.len().saturating_sub(MAX_NAMES) {
         0 => first,
         more => format!("{first} and {more} more"),
     }

@@ -123,12 +123,12 @@ pub(super) fn ignore_experts(draft: &mut Draft) -> Result<(), ConfigError> {
     };
     let [ep, shards] = ["mesh.ep", "mesh.dp_shard"].map(|key| draft.value(key));
     let replicated = draft.value("mesh.dp_replicate").is_some_and(|n| n != "1");
-    if ep.is_none() || draft.value("fsdp.policy") != Some("\"fsdp2\"") {
+    if ep.is_none() || !draft.is("fsdp.policy", "fsdp2") {
         return Ok(());
     }
     if replicated {
         draft.approximates(given.row, REPLICATED_EXPERTS);
-    } else if ep == shards && draft.value("precision.main_params") != Some("\"none\"") {
+    } else if ep == shards && !draft.is("precision.main_params", "none") {
         draft.approximates(given.row, CAST_EXPERTS);
     } else if ep == shards {
         draft.set(given.row, "fsdp.ignored_params", quoted("experts"))?;

@@ -2,6 +2,7 @@
 
 use super::code::RotaryType;
 use super::{Builder, Code};
+use crate::config::{PolicyKind, Units};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind};
 use crate::models::rope::Pairs;
@@ -24,7 +25,12 @@ pub(in crate::models) fn table(b: &mut Builder<'_>, half: ValueId) -> ValueId {
 
 /// Makes the tables that one layer reads.
 pub(in crate::models) fn of_layer(b: &mut Builder<'_>, tables: [ValueId; 2]) -> [ValueId; 2] {
-    if !b.code().rotary.repeats_tables {
+    let code = b.code().rotary;
+    let tables = match code.arithmetic {
+        RotaryType::Tables if casts_inputs(b) => tables.map(|table| b.as_activation(table)),
+        _ => tables,
+    };
+    if !code.repeats_tables {
         return tables;
     }
     tables.map(|table| {
@@ -34,6 +40,13 @@ pub(in crate::models) fn of_layer(b: &mut Builder<'_>, tables: [ValueId; 2]) -> 
         };
         b.g.compute(OpKind::Copy, &[table], &[(&shape, dtype)])[0]
     })
+}
+
+/// Returns whether the inputs of each layer are cast to the type of activations: `fully_shard` does
+/// this for its units (`MixedPrecisionPolicy.cast_forward_inputs`), and layers take the tables as
+/// inputs.
+fn casts_inputs(b: &Builder<'_>) -> bool {
+    b.s.fsdp.policy == PolicyKind::Fsdp2 && b.s.fsdp.units != Units::Root
 }
 
 /// Rotates the first dimensions of queries or keys `[batch, heads, seq, dims]`, as many as the

@@ -2,7 +2,7 @@
 //! (`tests/data/transformers/saved.py`).
 
 use crate::compile::tape::{Tape, TapeOp};
-use crate::config::Scenario;
+use crate::config::{Scenario, Units};
 use crate::ir::{DType, StorageRole};
 use crate::policies::tape_of;
 use crate::scenario;
@@ -75,7 +75,8 @@ fn rows() -> Vec<Row> {
     rows.collect()
 }
 
-/// Returns the scenario of a model of `configs`, or why it is refused.
+/// Returns the scenario of a model of `configs`, or why it is refused. The whole model is one unit,
+/// so that nothing casts the inputs of layers, as in `saved.py`.
 fn scenario_of(config: &str, layers: u32, more: &str) -> Result<Scenario, String> {
     let root = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -84,7 +85,7 @@ fn scenario_of(config: &str, layers: u32, more: &str) -> Result<Scenario, String
     let text = format!(
         "[model]\npreset = \"{root}/{config}.json\"\nimplementation = \"transformers\"\nlayers = {layers}\n\
          {more}[train]\nseq_len = 64\nmicro_batch = 2\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 2\n\
-         [fsdp]\npolicy = \"fsdp2\"\n"
+         [fsdp]\npolicy = \"fsdp2\"\nunits = \"root\"\n"
     );
     scenario::parse("test", &text, &[]).map_err(|error| error.to_string())
 }
@@ -235,6 +236,29 @@ fn layers_save_and_launch_what_those_of_transformers_do() {
     refused.sort();
     assert_eq!(refused, REFUSED);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// `fully_shard` casts the inputs of its units, and the tables of a rotary embedding are inputs of
+/// layers. A profile of OLMo 2 with layers as units has no float32 rotation: per layer, it adds
+/// `[1, 32, 4096, 128]` in bfloat16 only, and casts two tables `[1, 4096, 128]`.
+#[test]
+fn rotations_are_in_the_type_of_tables_that_fully_shard_casts() {
+    let float_adds = |units: Units, layers| {
+        let mut scenario = scenario_of("olmo2", layers, "").unwrap();
+        scenario.fsdp.units = units;
+        let tape = tape_of(&scenario).unwrap();
+        let of = |op: &&TapeOp| match op {
+            TapeOp::Launch { kernel, .. } => {
+                let kernel = &tape.kernels[kernel.index()];
+                kernel.name == "add" && kernel.dtype == DType::F32 && kernel.flops.0 > 64
+            }
+            _ => false,
+        };
+        tape.forward.iter().filter(of).count()
+    };
+    let per_layer = |units: Units| float_adds(units.clone(), 3) - float_adds(units, 2);
+    assert_eq!(per_layer(Units::Root), 2);
+    assert_eq!(per_layer(Units::Block), 0);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::scenario::keys::{Key, families};
 use crate::scenario::merge::Document;
 
 /// Most convolutions that halve the frames of a sound one after the other.
-const MOST_HALVINGS: usize = 8;
+const MAX_HALVINGS: usize = 8;
 
 /// Refuses keys of `[model]` that do not apply to the family: silence would hide a mistake.
 pub(super) fn unused_keys(s: &Scenario, d: &Document) -> Checked {
@@ -185,10 +185,10 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
     }
     if let Some(by) = &of.subsampling {
         let left = by.left(by.chunk).max(1);
-        if of.mel_bins == 0 || by.channels.len() > MOST_HALVINGS || !of.patches.is_multiple_of(left)
+        if of.mel_bins == 0 || by.channels.len() > MAX_HALVINGS || !of.patches.is_multiple_of(left)
         {
             let message = format!(
-                "`{name}`: subsampling needs bands (mel_bins), at most {MOST_HALVINGS} convolutions, and patches ({}) that are divisible by the {left} rows of a chunk",
+                "`{name}`: subsampling needs bands (mel_bins), at most {MAX_HALVINGS} convolutions, and patches ({}) that are divisible by the {left} rows of a chunk",
                 of.patches
             );
             return conflict(&[key], message);

@@ -46,7 +46,7 @@ pub fn expand(outline: &str) -> String {
 }
 
 /// Maximum nesting of loops.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 struct Text<'a> {
     rest: &'a str,
@@ -70,7 +70,7 @@ impl<'a> Text<'a> {
                 if depth > 0 {
                     return;
                 }
-            } else if let Some(times) = self.open().filter(|_| depth < DEEPEST) {
+            } else if let Some(times) = self.open().filter(|_| depth < MAX_DEPTH) {
                 let mut once = String::new();
                 self.list(depth + 1, &mut once);
                 if !once.is_empty() {

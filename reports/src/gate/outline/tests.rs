@@ -37,7 +37,7 @@ fn expansion_undoes_loops_and_blocks() {
         let sections: Vec<(String, Vec<String>)> = p
             .sections
             .iter()
-            .map(|s| (super::name(s.kind).to_owned(), lines(&p, s.kind)))
+            .map(|s| (s.kind.title().to_owned(), lines(&p, s.kind)))
             .collect();
         let outline = outline(&p);
         assert_eq!(expand(&outline), plain(&sections), "{name}");

@@ -47,6 +47,19 @@ pub(super) fn differences(items: &[Item]) -> Option<Section> {
 }
 
 pub(super) fn origin(items: &[Item]) -> Section {
+    let mut blocks = vec![runs(items)];
+    blocks.extend(environment(items));
+    blocks.extend(scenario_texts(items));
+    blocks.extend(commands(items));
+    Section {
+        id: "provenance",
+        title: "Provenance".to_owned(),
+        blocks,
+    }
+}
+
+/// Returns a table of runs: what they are of, and which share of their costs was measured.
+fn runs(items: &[Item]) -> Block {
     let rows = items
         .iter()
         .map(|i| {
@@ -81,52 +94,60 @@ pub(super) fn origin(items: &[Item]) -> Section {
         "overrides",
         ">measured costs",
     ];
-    let mut blocks = vec![Block::Table(Table {
+    Block::Table(Table {
         caption: "Equal programs have equal digests; costs that no table of measurements covers are modeled".to_owned(),
         head: head.map(str::to_owned).into(),
         rows,
-    })];
+    })
+}
+
+/// Returns a table of the environments of the runs; `None` if they have none.
+fn environment(items: &[Item]) -> Option<Block> {
     let keys: BTreeSet<&String> = items
         .iter()
         .flat_map(|i| i.view.run.environment.keys())
         .collect();
-    if !keys.is_empty() {
-        // Runs in the same environment share a column, because there is no room for one column per
-        // run.
-        let first = &items[0].view.run.environment;
-        let one = items.iter().all(|i| i.view.run.environment == *first);
-        let shown = if one { &items[..1] } else { items };
-        let labels: Vec<String> = match shown {
-            [_] if items.len() > 1 => vec!["all runs".to_owned()],
-            _ => shown.iter().map(|i| i.label.clone()).collect(),
-        };
-        let rows = keys
-            .into_iter()
-            .map(|k| {
-                let cells = shown.iter().map(|i| {
-                    let value = i.view.run.environment.get(k);
-                    value.cloned().unwrap_or_else(|| "–".to_owned())
-                });
-                std::iter::once(k.clone()).chain(cells).collect()
-            })
-            .collect();
-        blocks.push(Block::Table(Table {
-            caption: "Environment".to_owned(),
-            head: std::iter::once("what".to_owned()).chain(labels).collect(),
-            rows,
-        }));
+    if keys.is_empty() {
+        return None;
     }
+    // Runs in the same environment share a column, because there is no room for one column per run.
+    let first = &items[0].view.run.environment;
+    let one = items.iter().all(|i| i.view.run.environment == *first);
+    let shown = if one { &items[..1] } else { items };
+    let labels: Vec<String> = match shown {
+        [_] if items.len() > 1 => vec!["all runs".to_owned()],
+        _ => shown.iter().map(|i| i.label.clone()).collect(),
+    };
+    let rows = keys
+        .into_iter()
+        .map(|k| {
+            let cells = shown.iter().map(|i| {
+                let value = i.view.run.environment.get(k);
+                value.cloned().unwrap_or_else(|| "–".to_owned())
+            });
+            std::iter::once(k.clone()).chain(cells).collect()
+        })
+        .collect();
+    Some(Block::Table(Table {
+        caption: "Environment".to_owned(),
+        head: std::iter::once("what".to_owned()).chain(labels).collect(),
+        rows,
+    }))
+}
+
+/// Returns the texts of the scenarios. The points of a sweep have the same text, which is shown
+/// once.
+fn scenario_texts(items: &[Item]) -> impl Iterator<Item = Block> {
     let mut seen = BTreeSet::new();
-    for i in items {
-        let s = &i.view.scenario;
-        // The points of a sweep have the same text.
-        if !s.text.is_empty() && seen.insert(&s.text) {
-            blocks.push(Block::Long(
-                format!("Scenario of {}", i.label),
-                s.text.clone(),
-            ));
-        }
-    }
+    items.iter().filter_map(move |i| {
+        let text = &i.view.scenario.text;
+        let new = !text.is_empty() && seen.insert(text);
+        new.then(|| Block::Long(format!("Scenario of {}", i.label), text.clone()))
+    })
+}
+
+/// Returns the commands that repeat the runs, and those that write their timelines.
+fn commands(items: &[Item]) -> [Block; 2] {
     let command = |i: &Item| {
         let s = &i.view.scenario;
         let name = match s.source.as_str() {
@@ -136,22 +157,19 @@ pub(super) fn origin(items: &[Item]) -> Section {
         shell::command(i.view.kind(), name, &s.overrides)
     };
     let commands: Vec<String> = items.iter().map(command).collect();
-    blocks.push(Block::Long(
-        "Commands of these scenarios and overrides; a run's other arguments are not kept"
-            .to_owned(),
-        commands.join("\n"),
-    ));
     let traces = (0..).zip(items.iter().take(TRACES));
     let traces: Vec<String> = traces
         .map(|(n, i)| format!("{} --trace trace-{n}.json", command(i)))
         .collect();
-    blocks.push(Block::Long(
-        "Commands that write full timelines as traces for Perfetto".to_owned(),
-        traces.join("\n"),
-    ));
-    Section {
-        id: "provenance",
-        title: "Provenance".to_owned(),
-        blocks,
-    }
+    [
+        Block::Long(
+            "Commands of these scenarios and overrides; a run's other arguments are not kept"
+                .to_owned(),
+            commands.join("\n"),
+        ),
+        Block::Long(
+            "Commands that write full timelines as traces for Perfetto".to_owned(),
+            traces.join("\n"),
+        ),
+    ]
 }

@@ -16,23 +16,17 @@ pub(super) fn parts(
     let element = dtype.size() as usize;
     for (p, (input, output)) in parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
-        let fits = match kind {
-            CollectiveKind::AllGather | CollectiveKind::PeerPush => o == n * i,
-            CollectiveKind::ReduceScatter => i == n * o,
-            CollectiveKind::AllReduce | CollectiveKind::Barrier => i == o,
-            CollectiveKind::AllToAll | CollectiveKind::PeerReturn => {
-                i == o && i.is_multiple_of(n * element)
-            }
-        };
+        // NCCL's all-to-all has no staging copy.
+        let exchanges = matches!(kind, CollectiveKind::AllToAll | CollectiveKind::PeerReturn);
+        let fits = kind.sizes_fit(i as u64, o as u64, n as u64)
+            && (!exchanges || i.is_multiple_of(n * element));
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {
             return Err(format!(
                 "part {p} of {}: {i} input and {o} output bytes of {dtype} do not match {n} ranks",
                 kind.name()
             ));
         }
-        // NCCL's all-to-all has no staging copy.
-        let staged = !matches!(kind, CollectiveKind::AllToAll | CollectiveKind::PeerReturn);
-        if overlap(input, output) && !(staged && in_place(kind, position, input, output)) {
+        if overlap(input, output) && (exchanges || !in_place(kind, position, input, output)) {
             return Err(format!(
                 "part {p} of {}: input and output overlap other than in place",
                 kind.name()

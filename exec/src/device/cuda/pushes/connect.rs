@@ -5,7 +5,7 @@ use super::super::driver::{CudaError, check};
 use super::super::memory::Piece;
 use super::agreement::{Agreement, Refusal};
 use super::descriptors::{Inbox, send};
-use super::kernels::{MOST, SIGNAL_BYTES, Team, probe_of};
+use super::kernels::{MAX_RANKS, SIGNAL_BYTES, Team, probe_of};
 use super::mapping::{Mapping, export};
 use super::windows::{Window, Windows};
 use cudarc::driver::sys;
@@ -123,8 +123,10 @@ fn exchange(
     abort: u64,
 ) -> Result<Connected, String> {
     let (me, n) = (agreement.position, agreement.ranks.len());
-    if n > MOST {
-        return Err(format!("{n} ranks, at most {MOST} can push to one another"));
+    if n > MAX_RANKS {
+        return Err(format!(
+            "{n} ranks, at most {MAX_RANKS} can push to one another"
+        ));
     }
     let names = names(offers, agreement)?;
     for name in (0..n).filter(|&p| p != me).map(|p| names[p]) {
@@ -150,7 +152,7 @@ fn exchange(
         }
     }
     let mut team = Team {
-        signals: [0; MOST],
+        signals: [0; MAX_RANKS],
         abort,
         ranks: n as u32,
         me: me as u32,

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_PERIOD: Duration = Duration::from_millis(1);
 /// Maximum number of descriptors in a message; Linux allows 253.
-const MOST: usize = 128;
+const MAX_DESCRIPTORS: usize = 128;
 
 /// A socket at which this rank receives descriptors.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ fn take(stream: &UnixStream, count: usize) -> Result<(usize, Vec<OwnedFd>), Stri
     let words = |e: std::io::Error| format!("cannot receive descriptors of a peer's memory: {e}");
     stream.set_nonblocking(false).map_err(words)?;
     stream.set_read_timeout(Some(TIMEOUT)).map_err(words)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut position = [0; 4];
     let into = &mut [IoSliceMut::new(&mut position)];
@@ -120,16 +120,16 @@ fn take(stream: &UnixStream, count: usize) -> Result<(usize, Vec<OwnedFd>), Stri
 pub(super) fn send(name: &str, position: usize, descriptors: &[OwnedFd]) -> Result<(), String> {
     let words =
         |e: std::io::Error| format!("cannot send descriptors to the Unix socket {name}: {e}");
-    if descriptors.len() > MOST {
+    if descriptors.len() > MAX_DESCRIPTORS {
         return Err(format!(
-            "memory in {} pieces, at most {MOST} can be mapped",
+            "memory in {} pieces, at most {MAX_DESCRIPTORS} can be mapped",
             descriptors.len()
         ));
     }
     let at = SocketAddr::from_abstract_name(name).map_err(words)?;
     let stream = UnixStream::connect_addr(&at).map_err(words)?;
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         return Err("descriptors do not fit into a message".to_owned());

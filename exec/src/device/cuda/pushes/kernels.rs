@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const SOURCE: &str = include_str!("push.cu");
 /// Maximum number of ranks that push to each other: the size of the largest NVLink domain.
-pub(in crate::device::cuda) const MOST: usize = 72;
+pub(in crate::device::cuda) const MAX_RANKS: usize = 72;
 /// Number of 32-bit words per signal of a rank, as in `push.cu`.
 const FLAG_STRIDE: u64 = 8;
 const PROBES: u64 = 2048;
@@ -23,8 +23,8 @@ const THREADS: u32 = 512;
 /// Minimum number of bytes per block.
 const BLOCK_BYTES: u64 = 64 << 10;
 
-const _: () = assert!((FLAG_STRIDE as usize) * MOST <= 1024);
-const _: () = assert!((PROBES as usize + MOST) * 4 <= SIGNAL_BYTES);
+const _: () = assert!((FLAG_STRIDE as usize) * MAX_RANKS <= 1024);
+const _: () = assert!((PROBES as usize + MAX_RANKS) * 4 <= SIGNAL_BYTES);
 
 /// Returns the offset in bytes, within a rank's signals, of the word that `position` writes to test
 /// whether the memory is mapped.
@@ -37,7 +37,7 @@ pub(super) const fn probe_of(position: usize) -> u64 {
 #[repr(C)]
 pub(super) struct Team {
     /// By position: device addresses of signals.
-    pub(super) signals: [u64; MOST],
+    pub(super) signals: [u64; MAX_RANKS],
     /// Address of a word that is not 0 once the run has failed.
     pub(super) abort: u64,
     pub(super) ranks: u32,
@@ -49,7 +49,7 @@ pub(super) struct Team {
 #[repr(C)]
 pub(super) struct Rows {
     /// By position: device addresses of windows.
-    pub(super) to: [u64; MOST],
+    pub(super) to: [u64; MAX_RANKS],
     /// Device address of the rows.
     pub(super) from: u64,
     /// Device address of the choices, `[ranks * tokens, k]` 64-bit integers.
@@ -154,7 +154,7 @@ mod tests {
 
     fn rows(width: u32, to: u64) -> Rows {
         Rows {
-            to: [to; MOST],
+            to: [to; MAX_RANKS],
             from: 0x1000,
             choices: 0x2000,
             experts: 4,
@@ -183,9 +183,9 @@ mod tests {
     /// `push.cu` declares the same structures.
     #[test]
     fn layouts_are_those_of_the_source() {
-        assert!(SOURCE.contains(&format!("#define MOST {MOST}\n")));
+        assert!(SOURCE.contains(&format!("#define MAX_RANKS {MAX_RANKS}\n")));
         assert!(SOURCE.contains(&format!("(rank) * {FLAG_STRIDE})")));
-        assert_eq!(size_of::<Team>(), MOST * 8 + 16);
-        assert_eq!(size_of::<Rows>(), MOST * 8 + 24 + 16);
+        assert_eq!(size_of::<Team>(), MAX_RANKS * 8 + 16);
+        assert_eq!(size_of::<Rows>(), MAX_RANKS * 8 + 24 + 16);
     }
 }

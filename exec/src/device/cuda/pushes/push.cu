@@ -3,8 +3,8 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Equal to `MOST` in kernels.rs.
-#define MOST 72
+// Equal to `MAX_RANKS` in kernels.rs.
+#define MAX_RANKS 72
 
 // Words of a rank's signals. The word of each peer has a sector of its own. Peers write flags and
 // probes; the other words are the rank's.
@@ -15,7 +15,7 @@ typedef unsigned long long u64;
 
 // The ranks that push to one another, by position.
 struct Team {
-  u64 signals[MOST];
+  u64 signals[MAX_RANKS];
   const u32* abort;
   u32 ranks;
   u32 me;
@@ -25,7 +25,7 @@ struct Team {
 // `choices`, `k` of them, says whether rank `r` gets row `t` of `from`; if rows go `back`, it gets
 // row `r * tokens + t`. Its window has `tokens` places for the rows of each rank.
 struct Rows {
-  u64 to[MOST];
+  u64 to[MAX_RANKS];
   const u8* from;
   const long long* choices;
   u64 experts;

@@ -22,7 +22,7 @@ const THREADS: usize = ROWS / DEEP * (COLS / LANES);
 const VECTOR: usize = 16;
 /// Largest number of rows of tiles, and of matrices: the limits of a grid's second and third
 /// dimensions.
-const MOST: usize = 65_535;
+const MAX_GRID: usize = 65_535;
 
 /// An output in memory: output `o` of operation `i`.
 struct Output<'a> {
@@ -107,7 +107,7 @@ impl<'a> Tiles<'a> {
             });
         }
         let whole = rows.is_multiple_of(DEEP) && cols.is_multiple_of(LANES);
-        let fits = whole && rows.div_ceil(ROWS) <= MOST && stack <= MOST;
+        let fits = whole && rows.div_ceil(ROWS) <= MAX_GRID && stack <= MAX_GRID;
         fits.then_some(Self {
             stack,
             rows,
