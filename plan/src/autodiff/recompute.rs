@@ -5,10 +5,10 @@ use super::modules::Parts;
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
 use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
-use crate::ir::{ModelCollective, Module, ModuleId, ModuleKind, OpKind};
+use crate::ir::{ModelCollective, Module, ModuleId, ModuleKind, OpKind, SelectedRows};
 use crate::models::ModelGraph;
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Which modules backward recomputes, and how.
@@ -96,7 +96,11 @@ impl Recomputed {
         };
         match (self.mode, &self.parts) {
             (Recompute::Selective, Some(parts)) => ops.iter().map(|op| !parts.rerun(op)).collect(),
-            (Recompute::Selective, None) => ops.iter().map(&mut keeps).collect(),
+            (Recompute::Selective, None) => {
+                let counts = counts_of_exchanges(ops);
+                let is_count = |op: &Op| op.outputs.iter().any(|v| counts.contains(v));
+                ops.iter().map(|op| keeps(op) || is_count(op)).collect()
+            }
             _ => vec![false; ops.len()],
         }
     }
@@ -112,6 +116,19 @@ impl Recomputed {
         let first = blocks.find(|(block, _)| block.is_some());
         first.is_none_or(|(_, all)| blocks.all(|(block, chosen)| block.is_none() || chosen == all))
     }
+}
+
+/// Returns the counts that the host reads before exchanges of as many rows. Autograd functions of
+/// saved exchanges keep them as numbers.
+fn counts_of_exchanges(ops: &[Op]) -> HashSet<ValueId> {
+    let counted = |op: &&Op| match op.act {
+        Act::Collective(c) => matches!(c.rows, Some(SelectedRows::Counted(_))),
+        _ => false,
+    };
+    let exchanges = ops.iter().filter(counted);
+    exchanges
+        .flat_map(|op| op.inputs.iter().skip(1).copied())
+        .collect()
 }
 
 /// Consecutive forward ops that backward reruns together.

@@ -341,6 +341,11 @@ impl Walk<'_> {
             self.read_weight(work, a, range, inputs);
         } else if is_grad(role) {
             self.read_grad(work, a, range, inputs);
+        } else if role == Role::Temporary && work.instr.rule == Rule::Offload {
+            // A gradient that was cast before it is copied to the host.
+            let segments = &self.cells[a.buffer.index()].segments[range];
+            let reduced = segments.iter().map(|s| s.reduced);
+            inputs.reduced = reduced.fold(inputs.reduced, Reduced::union);
         }
     }
 
@@ -468,6 +473,9 @@ impl Walk<'_> {
         if is_grad(role) {
             self.lost(work, a, range);
             return (u32::MAX, inputs.reduced);
+        }
+        if role == Role::Temporary && work.instr.rule == Rule::ReduceAccumulate {
+            return (inputs.version, inputs.reduced);
         }
         if !at_rest(role) {
             return (inputs.version, Reduced::NONE);

@@ -358,6 +358,7 @@ pub const SECTIONS: &[Section] = &[
     section!(optional "efficiency.gemm_misaligned" "Slowdown of a 16-bit matmul if the rows of an operand do not start at multiples of 16 bytes." {
         "even" Number(AtLeastOne), "", Required, "rows of an even number of elements that is not a multiple of 8";
         "odd" Number(AtLeastOne), "", Required, "rows of an odd number of elements";
+        "odd_result" Number(AtLeastOne), "", Unknown, "only rows of the result have an odd number of elements, as for logits of an odd vocabulary; without it `odd`";
     }),
     Section {
         path: "efficiency.memory",
@@ -404,7 +405,7 @@ pub const SECTIONS: &[Section] = &[
     section!(array "memory" "Measured memory-bound kernels." {
         "source" Text, "", Required, "where the rows come from";
         "class" Word(&MEMORY_CLASSES), "", Required, "class, as in `[efficiency.memory]`";
-        "op" Text, "", Unknown, "only kernels whose name contains this; the longest name is preferred";
+        "op" Text, "", Unknown, "only kernels whose name contains this; the longest name is preferred. Elementwise kernels whose operands have two types end with `promoted`, a cast to a wider type is `cast_up`, and `_chunk_cat` without a cast `chunk_cat_no_cast`";
         "dtype" Dtype, "", Unknown, "only kernels on this element type";
         "in_step" Flag, "", Is("false"), "measured within training steps, with the caches in the state that they have there";
         "bytes" Word(&["moved", "described"]), "", Unknown, "how bytes were counted: moved (gradients in their stored type), described (all in the type that the kernel computes in); without it `described` for `in_step`";

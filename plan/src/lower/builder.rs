@@ -1,7 +1,7 @@
 //! Emits instructions with the rule that requires them, and reuses events.
 
 use crate::ir::{
-    Access, Buffer, BufferId, CollectiveKind, CommId, CopyKind, DType, EventId, Holds,
+    Access, Buffer, BufferId, COMPUTE, CollectiveKind, CommId, CopyKind, DType, EventId, Holds,
     HostWorkKind, Kernel, KernelId, Part, Pool, ReduceOp, Role, ScopeId, SentRows, StreamId,
     UnitId,
 };
@@ -285,6 +285,8 @@ impl Builder {
     pub(crate) fn graph_begin(&mut self, name: String) -> ScopeId {
         let scope = self.core.add_scope(name);
         self.emit(Rule::Capture, Op::GraphBegin(scope));
+        // Another stream becomes part of the capture only by an event of the scope.
+        self.fresh[COMPUTE.index()] = None;
         self.open_scope = Some(scope);
         scope
     }

@@ -46,6 +46,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     ignored::check(s, d)?;
     prefetch::check(s, d)?;
     prefetch::no_sync(s, d)?;
+    prefetch::reentrant(s, d)?;
     skipped::check(s, d)?;
     compile::check(s, d)?;
     refuse_if(s, d, |_| true)?;

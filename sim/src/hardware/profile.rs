@@ -443,6 +443,10 @@ pub struct GemmMisaligned {
     pub even: f64,
     /// The same if a row has an odd number of elements.
     pub odd: f64,
+    /// The same if only rows of the result have an odd number of elements, as for logits of an odd
+    /// vocabulary. If not given, `odd`.
+    #[serde(default)]
+    pub odd_result: Option<f64>,
 }
 
 /// Classes of memory-bound kernels. Backward kernels of a class may have a separate entry.

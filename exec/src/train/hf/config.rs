@@ -220,6 +220,31 @@ impl<'a> Differences<'a> {
     }
 }
 
+/// Adds the defaults of the class in transformers for fields that the file does not have, as the
+/// scenario does.
+fn with_class_defaults(config: &Value, hf: &HfType) -> Value {
+    let mut out = config.clone();
+    let name = config.get("model_type").and_then(Value::as_str);
+    let (_, json) = match CLASS_DEFAULTS.iter().find(|(class, _)| name == Some(class)) {
+        Some(own) => own,
+        None => return out,
+    };
+    let defaults: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
+    for (name, value) in defaults {
+        let given = |f: &&Field| {
+            f.names.contains(&name.as_str())
+                && (matches!(f.meaning, Meaning::Required(_))
+                    || f.names.iter().any(|n| config.get(n).is_some()))
+        };
+        if !hf.all_fields().any(|f| given(&f))
+            && let Some(fields) = out.as_object_mut()
+        {
+            fields.entry(name).or_insert(value);
+        }
+    }
+    out
+}
+
 /// Compares a configuration with the scenario's model.
 pub(crate) fn check(
     path: &Path,
@@ -231,7 +256,8 @@ pub(crate) fn check(
         .or_else(|| type_of(m))
         .ok_or_else(|| no_type(m))?;
     let ours = serde_json::to_value(m).map_err(|e| TrainError::format(path, e.to_string()))?;
-    let mut d = Differences::new(config, m, &ours);
+    let config = with_class_defaults(config, hf);
+    let mut d = Differences::new(&config, m, &ours);
     d.word("model_type", &[name_in_files(hf)]);
     for field in hf.all_fields() {
         d.field(field, seq_len);

@@ -283,6 +283,31 @@ fn a_whole_has_the_fields_of_its_language_model() {
     assert_eq!(config::of_language_model(same.clone()), (same, ""));
 }
 
+/// Found by fuzzing: transformers saves no `n_shared_experts` of DeepSeek-V2 if it has the default
+/// of its class, which is 2.
+#[test]
+fn missing_fields_have_the_defaults_of_their_class() {
+    let config = json!({
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 256,
+        "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "kv_lora_rank": 16, "q_lora_rank": null, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1, "max_position_embeddings": 64,
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let preset = format!("model.preset={}", path.display());
+    let model = Loaded::new(SCENARIO, &[&preset, ALONE]).scenario.model;
+    assert_eq!(model.options.experts.shared_expert_ffn, 32);
+    config::check(&path, &config, &model, 16).unwrap();
+    let mut other = config.clone();
+    other["n_shared_experts"] = json!(1);
+    let error = config::check(&path, &other, &model, 16).unwrap_err();
+    assert!(error.to_string().contains("n_shared_experts"), "{error}");
+}
+
 /// A folder with a Llama 4 and its vision tower has the language model under a prefix, and its
 /// fields in `text_config`.
 #[test]

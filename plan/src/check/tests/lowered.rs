@@ -113,6 +113,58 @@ fn every_shipped_scenario_passes() {
     }
 }
 
+/// Found by fuzzing: an exchange is the first instruction of a scope, and nothing has run on the
+/// compute stream since a reduction waited for it.
+#[test]
+fn scopes_that_begin_with_an_exchange_pass() {
+    for (scope, strategy) in [("moe", "no_shard"), ("block", "optim")] {
+        for dispatcher in ["gather", "peer"] {
+            let scope = format!("compile.cuda_graph=[\"{scope}\"]");
+            let strategy = format!("fsdp.strategy={strategy}");
+            let dispatcher = format!("moe.dispatcher={dispatcher}");
+            let set = [
+                "compile.mode=blocks",
+                "train.grad_accum=2",
+                &scope,
+                &strategy,
+                &dispatcher,
+            ];
+            let p = try_lower("small-moe-ep", &set).unwrap_or_else(|| panic!("{set:?}"));
+            passes(&check(&p), &scope);
+        }
+    }
+}
+
+/// Found by fuzzing: a list of saved operations without those of routing, and gradients that are
+/// cast before they are copied to the host.
+#[test]
+fn saved_counts_and_cast_gradients_pass() {
+    for policy in ["native", "fsdp2", "megatron"] {
+        for nth in ["0", "2"] {
+            let policy = format!("fsdp.policy={policy}");
+            let nth = format!("train.recompute_nth_matmul={nth}");
+            let set = [
+                &policy,
+                &nth,
+                "moe.dispatcher=all_to_all",
+                "train.recompute=selective",
+                "train.recompute_save=[\"mm\", \"attention\"]",
+            ];
+            let p = try_lower("small-moe-ep", &set).unwrap_or_else(|| panic!("{set:?}"));
+            passes(&check(&p), &policy);
+        }
+    }
+    for types in [
+        ["precision.param_dtype=bf16", "precision.reduce_dtype=bf16"],
+        ["precision.main_params=bf16", "precision.reduce_dtype=f32"],
+    ] {
+        let offload = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+        let set = ["fsdp.policy=fsdp2", offload, types[0], types[1]];
+        let p = try_lower("llama-tiny", &set).unwrap_or_else(|| panic!("{set:?}"));
+        passes(&check(&p), types[1]);
+    }
+}
+
 /// A captured iteration allocates at fixed addresses, even with allocators that have no plan.
 #[test]
 fn captured_iterations_pass_with_any_allocator() {

@@ -182,7 +182,7 @@ fn repeated(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> [ValueId; 3] {
 }
 
 /// Applies `_scaled_dot_product_attention_math`: in float32, with both factors of the scores
-/// scaled.
+/// scaled. The mask stays in the type of the queries.
 fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     let dtype = b.g.value(qkv[0]).dtype;
     let [q, k, v] = qkv.map(|x| b.g.cast(x, DType::F32));
@@ -195,8 +195,7 @@ fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
         let seq = b.g.value(w).shape[1];
         let positions = b.constant("positions", &[seq], DType::I64, false);
         let pairs = b.g.expand(positions, &[seq, seq]);
-        let mask =
-            b.g.compute(OpKind::Copy, &[pairs], &[(&[seq, seq], DType::F32)])[0];
+        let mask = b.g.compute(OpKind::Copy, &[pairs], &[(&[seq, seq], dtype)])[0];
         w = b.g.add_into(w, mask);
     }
     let weights = b.g.unary(OpKind::Softmax, w);

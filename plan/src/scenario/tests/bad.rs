@@ -417,6 +417,12 @@ fn impossible_combinations() {
         &[JOINT, "train.grad_accum=2", PROTOTYPE, VARIANT],
         &[JOINT, "train.grad_accum=2", "train.activation_offload=true"],
         &[JOINT, "train.grad_accum=2", "fsdp.gradient_sync=last"],
+        &[JOINT, "train.grad_accum=2", "train.loss=chunked"],
+        &[
+            "train.recompute=full",
+            "train.use_reentrant=true",
+            "fsdp.units=[\"layers.0+layers.1\"]",
+        ],
         &["train.skipped_blocks=[{ blocks = [\"layers.999\"] }]"],
         &["train.skipped_blocks=[{ blocks = [\"layer s\"] }]"],
         &["train.skipped_blocks=[{ micro_batches = [0] }]"],

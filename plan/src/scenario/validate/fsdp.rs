@@ -2,7 +2,7 @@
 
 use super::{Checked, cannot, refuse};
 use crate::config::{
-    AllocatorKind, CudaGraph, GradientSync, MomentType, Optimizer, OuterStrategy, PolicyKind,
+    AllocatorKind, CudaGraph, GradientSync, Loss, MomentType, Optimizer, OuterStrategy, PolicyKind,
     Reshard, Scenario, Strategy, Variant,
 };
 use crate::ir::{AxisId, AxisSet};
@@ -344,6 +344,11 @@ fn joint_backward(s: &Scenario, d: &Document) -> Checked {
         (
             &[Key::GradientSync, Key::NoSyncUnits],
             "reduces once anyway: `gradient_sync` = \"last\" and `no_sync_units` have no effect",
+        )
+    } else if t.loss == Loss::Chunked {
+        (
+            &[Key::Loss],
+            "is not built for `loss` = \"chunked\", which computes gradients of the head in each forward",
         )
     } else {
         return Ok(());

@@ -1,9 +1,9 @@
 //! Rules for lists of units: units that other units prefetch, and units that reduce later.
 
 use super::Checked;
-use crate::config::Scenario;
 use crate::config::pattern::{glob, matches};
-use crate::ir::Module;
+use crate::config::{Scenario, Units};
+use crate::ir::{Module, ModuleId, ModuleKind};
 use crate::models;
 use crate::names::nearest;
 use crate::scenario::keys::Key;
@@ -72,6 +72,37 @@ pub(super) fn no_sync(s: &Scenario, d: &Document) -> Checked {
         of_pattern(d, glob, &units)?;
     }
     Ok(())
+}
+
+/// Refuses units with modules of several blocks if reentrant recompute runs each block's forward
+/// within its backward: their hooks would gather a unit whose backward is partly over.
+pub(super) fn reentrant(s: &Scenario, d: &Document) -> Checked {
+    if !s.train.use_reentrant || !matches!(s.fsdp.units, Units::Patterns(_)) {
+        return Ok(());
+    }
+    let Some((modules, units)) = units(s) else {
+        return Ok(());
+    };
+    let block = |m: &ModuleId| {
+        let above = std::iter::successors(Some(*m), |m| modules[m.index()].parent);
+        let mut blocks = above.filter(|m| modules[m.index()].kind == ModuleKind::Block);
+        blocks.next()
+    };
+    let joins = |u: &&UnitSpec| {
+        let mut blocks = u.modules.iter().filter_map(block);
+        let first = blocks.next();
+        blocks.any(|b| Some(b) != first)
+    };
+    let Some(unit) = units.iter().find(joins) else {
+        return Ok(());
+    };
+    let message = format!(
+        "`use_reentrant` is not modeled with unit `{}`, which has modules of several blocks",
+        unit.name
+    );
+    let keys = [Key::UseReentrant, Key::Units];
+    let error = d.conflict(&keys, message);
+    Err(error.with_help("give each block a unit of its own, or set train.use_reentrant = false"))
 }
 
 /// Returns the modules of a model and its units. `None` if something is wrong with the units, which
