@@ -17,6 +17,7 @@ mod float8;
 mod fsdp;
 mod gate;
 mod hybrid;
+mod image;
 mod latent;
 mod lora;
 mod mesh;
@@ -58,6 +59,7 @@ pub use fsdp::{
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
+pub use image::ImageEncoder;
 pub use latent::{IndexerType, Latent};
 pub use lora::{LayerAdapter, Lora, LoraTargets};
 pub use mesh::Mesh;

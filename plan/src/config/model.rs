@@ -2,9 +2,9 @@
 
 use super::{
     Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Experts, Head,
-    ImagePooling, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
+    ImageEncoder, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
     PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual, RopeScaling, Rwkv,
-    SharedBlock, Sound, Ssm, Stages, TextEncoder, Vision,
+    SharedBlock, Sound, Ssm, TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -117,27 +117,6 @@ pub struct ModelOptions {
     pub qk_norm: QkNorm,
     /// Position embedding of attention.
     pub position_embedding: PositionEmbedding,
-    /// Number of values in an image patch.
-    pub patch_dim: u64,
-    /// The projection of patches has a bias.
-    pub patch_bias: bool,
-    /// A learned row replaces masked patches. Plans have no masked patches.
-    pub mask_token: bool,
-    /// A second layer classifies the distillation token; scores are the mean of both (DeiT).
-    pub second_classifier: bool,
-    /// A learned class token comes before the patches.
-    pub class_token: bool,
-    /// A learned distillation token follows the class token.
-    pub distillation_token: bool,
-    /// Learned register tokens between the class token and the patches (DINOv3).
-    pub register_tokens: u64,
-    /// Which rows of an image are classified.
-    pub image_pooling: ImagePooling,
-    /// Blocks in stages of different widths; `None`: all blocks have the same.
-    pub stages: Option<Stages>,
-    /// Attention with one learned query and a feed-forward layer pool an image to one vector
-    /// (SigLIP).
-    pub attention_pooling: bool,
     /// Rows of the token type table; 0: no such table.
     pub token_types: u64,
     /// Rows of the position table before the row of the first position.
@@ -295,6 +274,9 @@ pub struct ModelOptions {
     pub audio: Option<Vision>,
     /// Patches per sample, in place of those of `vision`, which has the same number.
     pub vision_patches: Option<u64>,
+    /// Keys for encoders of images.
+    #[serde(flatten)]
+    pub image: ImageEncoder,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -347,16 +329,6 @@ impl Default for ModelOptions {
             key_bias: true,
             qk_norm: QkNorm::None,
             position_embedding: PositionEmbedding::Rotary,
-            patch_dim: 768,
-            patch_bias: true,
-            mask_token: false,
-            second_classifier: false,
-            class_token: true,
-            distillation_token: false,
-            register_tokens: 0,
-            image_pooling: ImagePooling::Class,
-            stages: None,
-            attention_pooling: false,
             token_types: 0,
             position_offset: 0,
             rope_scaling: None,
@@ -429,6 +401,7 @@ impl Default for ModelOptions {
             vision: None,
             audio: None,
             vision_patches: None,
+            image: ImageEncoder::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

@@ -1,8 +1,8 @@
 //! Towers before language models, which encode images or audio.
 
 use super::{
-    Activation, Bias, Conformer, Family, Head, LayerType, Model, ModelOptions, Norm, NormPosition,
-    PackedQkv, PositionEmbedding, QkNorm, Subsampling,
+    Activation, Bias, Conformer, Family, Head, ImageEncoder, LayerType, Model, ModelOptions, Norm,
+    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Subsampling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -377,10 +377,13 @@ impl Vision {
                 key_bias: self.key_bias,
                 layer_types: self.layer_types(),
                 attention_chunk: self.attention_chunk,
-                patch_dim: self.patch_dim,
                 layer_scale: self.layer_scale,
                 conformer: self.conformer.clone(),
                 head: Head::None,
+                image: ImageEncoder {
+                    patch_dim: self.patch_dim,
+                    ..ImageEncoder::default()
+                },
                 ..ModelOptions::default()
             },
             ..of.clone()

@@ -155,7 +155,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         return (Flops(matmul), tokens);
     };
     let layers: Vec<usize> = tree.run_layers().collect();
-    if let Some(of) = &m.options.stages {
+    if let Some(of) = &m.options.image.stages {
         return (Flops(matmul + stage_attention(of, &layers, b)), tokens);
     }
     let forward = |layer: usize| {

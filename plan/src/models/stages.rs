@@ -62,7 +62,7 @@ const MOST_STAGES: usize = 16;
 
 /// Refuses sizes that do not divide images and windows evenly.
 pub(super) fn check(m: &Model) -> Result<(), Conflict> {
-    let Some(of) = &m.options.stages else {
+    let Some(of) = &m.options.image.stages else {
         return Ok(());
     };
     let conflict = |message: String| Err(Conflict::new(&["stages", "layers"], message));
@@ -121,7 +121,7 @@ impl Staged {
     pub(super) fn new(d: &mut Declare, m: &Model, of: &Stages) -> Self {
         let (first, h) = (of.stage(0), m.hidden);
         d.rows(Some(first.rows()));
-        let patches = [h, m.options.patch_dim];
+        let patches = [h, m.options.image.patch_dim];
         let patches = d.linear(ROOT, ("patches", ""), patches, true);
         let patch_norm = d.norm(ROOT, ("patch_norm", ""), h, true, Order::Declared);
         let positions = of.positions.then(|| {
@@ -153,7 +153,7 @@ impl Staged {
     /// Embeds patches: `[batch, rows, hidden]`.
     fn embed(&self, b: &mut Builder<'_>) -> ValueId {
         let rows = self.of.stage(0).rows();
-        let shape = [b.batch(), rows, b.s.model.options.patch_dim];
+        let shape = [b.batch(), rows, b.s.model.options.image.patch_dim];
         let patches = b.constant("patches", &shape, DType::F32, true);
         let patches = b.within(self.patches.module(), |b| b.as_activation(patches));
         let x = b.linear(self.patches, patches);

@@ -263,14 +263,14 @@ impl Patches {
             d.parameters(module, hf, shape, false)
         };
         let h = m.hidden;
-        let class = (m.options.class_token).then(|| of(d, "class", "", &[1, 1, h]));
-        if m.options.mask_token {
+        let class = (m.options.image.class_token).then(|| of(d, "class", "", &[1, 1, h]));
+        if m.options.image.mask_token {
             let mask = of(d, "mask", "", &[1, h]);
             d.untrained(mask);
         }
-        let distills = m.options.distillation_token;
+        let distills = m.options.image.distillation_token;
         let distillation = distills.then(|| of(d, "distillation", "", &[1, 1, h]));
-        let more = m.options.register_tokens;
+        let more = m.options.image.register_tokens;
         let registers = (more > 0).then(|| of(d, "registers", "", &[1, more, h]));
         let has_positions = m.options.position_embedding.is_table();
         let reconstruction = m.options.reconstruction.as_ref();
@@ -280,9 +280,9 @@ impl Patches {
         if let Some(table) = positions.filter(|_| reconstruction.is_some()) {
             d.untrained(table);
         }
-        let shape = [h, m.options.patch_dim];
+        let shape = [h, m.options.image.patch_dim];
         let outer = d.rows(reconstruction.map(|of| of.patches));
-        let projection = d.linear(ROOT, ("patches", ""), shape, m.options.patch_bias);
+        let projection = d.linear(ROOT, ("patches", ""), shape, m.options.image.patch_bias);
         d.rows(outer);
         Self {
             module,
@@ -301,7 +301,7 @@ impl Patches {
         let (batch, seen) = (b.batch(), b.seq());
         let reconstruction = b.s.model.options.reconstruction.as_ref();
         let seq = reconstruction.map_or(seen, |of| of.rows());
-        let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
+        let (h, dim) = (b.s.model.hidden, b.s.model.options.image.patch_dim);
         let learned = [self.class, self.distillation, self.registers];
         let learned: Vec<ValueId> = learned.into_iter().flatten().map(|l| b.weight(l)).collect();
         let registers = self.registers.map(|l| b.weight(l));

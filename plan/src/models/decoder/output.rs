@@ -90,10 +90,11 @@ impl Output {
                 false
             }
         };
-        let pooling = (images && m.options.attention_pooling).then(|| Pooling::new(d, ROOT, m));
+        let pooling =
+            (images && m.options.image.attention_pooling).then(|| Pooling::new(d, ROOT, m));
         let pooler_bias = pair || m.bias.mlp() || (encoder && m.options.head_bias);
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
-        let pooled = match m.options.image_pooling {
+        let pooled = match m.options.image.image_pooling {
             ImagePooling::ClassAndMean if images => 2 * h,
             _ => narrow.unwrap_or(h),
         };
@@ -115,7 +116,7 @@ impl Output {
             }
             Head::None => None,
         };
-        let second = m.options.second_classifier;
+        let second = m.options.image.second_classifier;
         let second = second.then(|| {
             d.head(
                 ("distillation_output", "distillation_classifier"),
@@ -234,7 +235,7 @@ impl Output {
             }
             Head::SequenceClassification => {
                 let labels = options.num_labels;
-                let means = options.image_pooling != ImagePooling::Class;
+                let means = options.image.image_pooling != ImagePooling::Class;
                 if means {
                     hidden = pool_image(b, hidden);
                 }
@@ -285,8 +286,8 @@ fn mean_of_rows(b: &mut Builder<'_>, x: ValueId) -> ValueId {
 /// Returns what is classified of an image whose rows are `hidden`.
 fn pool_image(b: &mut Builder<'_>, hidden: ValueId) -> ValueId {
     let options = &b.s.model.options;
-    let first = u64::from(options.class_token) + options.register_tokens;
-    let with_class = options.image_pooling == ImagePooling::ClassAndMean;
+    let first = u64::from(options.image.class_token) + options.image.register_tokens;
+    let with_class = options.image.image_pooling == ImagePooling::ClassAndMean;
     b.within(ROOT, |b| {
         let (rows, width) = (b.g.value(hidden).shape[1], b.g.value(hidden).cols());
         let patches = b.g.slice(hidden, 1, first, rows - first);

@@ -19,7 +19,11 @@ fn check_conformer(m: &Model) -> Result<(), Conflict> {
         return Ok(());
     };
     let conflict = |keys, message: String| Err(Conflict::new(keys, message));
-    if o.stages.is_some() || o.reconstruction.is_some() || o.relative_buckets > 0 || o.layer_scale {
+    if o.image.stages.is_some()
+        || o.reconstruction.is_some()
+        || o.relative_buckets > 0
+        || o.layer_scale
+    {
         let message = "`conformer` has blocks of its own: it excludes `stages`, `reconstruction`, `relative_buckets` and `layer_scale`";
         let keys = &["conformer", "stages", "relative_buckets", "layer_scale"];
         return conflict(keys, message.to_owned());
@@ -50,9 +54,9 @@ fn check_reconstruction(m: &Model) -> Result<(), Conflict> {
         );
         return conflict(&["reconstruction", "max_seq_len"], message);
     }
-    let plain = o.class_token && !o.distillation_token && o.register_tokens == 0;
+    let plain = o.image.class_token && !o.image.distillation_token && o.image.register_tokens == 0;
     let learned = o.position_embedding == PositionEmbedding::Learned;
-    let alone = o.sound.is_none() && o.stages.is_none() && !o.attention_pooling;
+    let alone = o.sound.is_none() && o.image.stages.is_none() && !o.image.attention_pooling;
     if !plain || !learned || o.head != Head::None || o.pooler || !alone {
         let message = "`reconstruction` needs a row of the class alone (`class_token`), `position_embedding` = \"learned\", and no output layer (`head` = \"none\", `pooler` false)";
         let keys = &["reconstruction", "head", "pooler", "position_embedding"];
@@ -95,7 +99,10 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         );
         return conflict(&["sound", "hidden"], message);
     }
-    let alone = !o.class_token && !o.mask_token && o.register_tokens == 0 && o.stages.is_none();
+    let alone = !o.image.class_token
+        && !o.image.mask_token
+        && o.image.register_tokens == 0
+        && o.image.stages.is_none();
     // Conformers may rotate queries and keys.
     let ordered = match o.position_embedding {
         PositionEmbedding::Rotary => o.conformer.is_some(),
@@ -158,9 +165,9 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
-    let classless = o.head != Head::None && o.image_pooling != ImagePooling::Mean;
+    let classless = o.head != Head::None && o.image.image_pooling != ImagePooling::Mean;
     let classless = classless && o.sound.is_none();
-    if images && !o.class_token && (o.distillation_token || classless || o.pooler) {
+    if images && !o.image.class_token && (o.image.distillation_token || classless || o.pooler) {
         let message = "without a row of the class (`class_token`), family vit has no distillation token or pooler, and classifies the mean of the patches (`image_pooling`)";
         let keys = &[
             "class_token",
@@ -172,12 +179,12 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(keys, message.to_owned()));
     }
     let classifies_images = images && o.head == Head::SequenceClassification;
-    if o.second_classifier && !(classifies_images && o.distillation_token) {
+    if o.image.second_classifier && !(classifies_images && o.image.distillation_token) {
         let message = "`second_classifier` classifies the row of `distillation_token`: `head` must be \"sequence_classification\"";
         let keys = &["second_classifier", "distillation_token", "head"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if images && o.attention_pooling && (o.head != Head::None || o.pooler) {
+    if images && o.image.attention_pooling && (o.head != Head::None || o.pooler) {
         let message =
             "`attention_pooling` is the last layer: `head` must be \"none\" and `pooler` false";
         let keys = &["attention_pooling", "head", "pooler"];
