@@ -16,6 +16,7 @@ mod expression;
 mod float8;
 mod fsdp;
 mod gate;
+mod head;
 mod hybrid;
 mod image;
 mod latent;
@@ -58,6 +59,7 @@ pub use fsdp::{
     Prefetch, PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
+pub use head::OutputHead;
 pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
 pub use image::ImageEncoder;
 pub use latent::{IndexerType, Latent};

@@ -1,10 +1,10 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Experts, Head,
+    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Experts,
     ImageEncoder, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
-    PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual, RopeScaling, Rwkv,
-    SharedBlock, Sound, Ssm, TextEncoder, Vision,
+    OutputHead, PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual,
+    RopeScaling, Rwkv, SharedBlock, Sound, Ssm, TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -144,8 +144,6 @@ pub struct ModelOptions {
     pub layer_ffn: Vec<u64>,
     /// Soft cap on attention scores.
     pub attention_softcap: Option<f64>,
-    /// Soft cap on the logits.
-    pub logits_softcap: Option<f64>,
     /// Token embeddings are normalized.
     pub embedding_norm: bool,
     /// Number of residual streams (hyper-connections of DeepSeek-V4); 0: one stream, without
@@ -180,8 +178,6 @@ pub struct ModelOptions {
     pub rotary_table: bool,
     /// The first block does not normalize its input (ModernBERT).
     pub plain_first_block: bool,
-    /// A decoder has a linear layer and a norm before its logits (ModernBERT decoder).
-    pub output_transform: bool,
     /// Each block multiplies the residual stream by a fixed number (Gemma 4).
     pub stream_scale: bool,
     /// Number of groups of consecutive layers that share the weights of their first blocks; 0: each
@@ -190,32 +186,12 @@ pub struct ModelOptions {
     /// Number of blocks of each group that have separate weights; the rest of the group repeats
     /// them.
     pub group_layers: u64,
-    /// The output layer has a bias.
-    pub head_bias: bool,
-    /// Output layer.
-    pub head: Head,
     /// Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision).
     pub extra_tokens: u64,
-    /// An encoder pools the first position to one vector.
-    pub pooler: bool,
-    /// An encoder has an unused pooler (BigBird).
-    pub unused_pooler: bool,
-    /// An encoder has an unused contact head over the attention weights of all heads (ESM).
-    pub contact_head: bool,
     /// Rows of each table of page coordinates (LayoutLM); 0: none.
     pub box_rows: u64,
     /// Attention has projections for global positions, although there are none (Longformer).
     pub global_projections: bool,
-    /// An encoder has a linear layer and a norm before its logits. If false, it has only the linear
-    /// layer, and only for sequence classification.
-    pub head_transform: bool,
-    /// Classes of a classification head.
-    pub num_labels: u64,
-    /// Width of the output of the heads `vector` and `contrastive`.
-    pub vector_width: u64,
-    /// The contrastive loss uses sigmoids with a learned bias (SigLIP), not the cross entropies of
-    /// rows and columns.
-    pub sigmoid_loss: bool,
     /// Fraction of a head's dimensions that are rotated.
     pub partial_rotary_factor: f64,
     /// Attention and the feed-forward layer read the same input, and both results are added to it.
@@ -226,8 +202,6 @@ pub struct ModelOptions {
     pub attention_multiplier: Option<f64>,
     /// Factor of the layer outputs that are added to the residual stream.
     pub residual_multiplier: f64,
-    /// Divisor of the logits.
-    pub logits_scaling: f64,
     /// Attention computes the difference of two halves of its heads, with learned factors
     /// (Differential Transformer).
     pub differential: bool,
@@ -277,6 +251,9 @@ pub struct ModelOptions {
     /// Keys for encoders of images.
     #[serde(flatten)]
     pub image: ImageEncoder,
+    /// Keys for the output of a model: its head, and the layers before it.
+    #[serde(flatten)]
+    pub output: OutputHead,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -342,7 +319,6 @@ impl Default for ModelOptions {
             layer_kv_heads: Vec::new(),
             layer_ffn: Vec::new(),
             attention_softcap: None,
-            logits_softcap: None,
             embedding_norm: false,
             streams: 0,
             output_groups: 0,
@@ -357,28 +333,17 @@ impl Default for ModelOptions {
             inner_norm: None,
             rotary_table: false,
             plain_first_block: false,
-            output_transform: false,
             stream_scale: false,
             layer_groups: 0,
             group_layers: 1,
-            head_bias: false,
-            head: Head::LanguageModel,
             extra_tokens: 0,
-            pooler: true,
-            unused_pooler: false,
-            contact_head: false,
             box_rows: 0,
             global_projections: false,
-            head_transform: true,
-            num_labels: 2,
-            vector_width: 512,
-            sigmoid_loss: false,
             partial_rotary_factor: 1.0,
             parallel_residual: true,
             embedding_multiplier: 1.0,
             attention_multiplier: None,
             residual_multiplier: 1.0,
-            logits_scaling: 1.0,
             differential: false,
             attention_gate: AttentionGate::None,
             attention_sinks: AttentionSinks::None,
@@ -402,6 +367,7 @@ impl Default for ModelOptions {
             audio: None,
             vision_patches: None,
             image: ImageEncoder::default(),
+            output: OutputHead::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

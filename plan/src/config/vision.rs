@@ -2,7 +2,7 @@
 
 use super::{
     Activation, Bias, Conformer, Family, Head, ImageEncoder, LayerType, Model, ModelOptions, Norm,
-    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Subsampling,
+    NormPosition, OutputHead, PackedQkv, PositionEmbedding, QkNorm, Subsampling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -379,10 +379,13 @@ impl Vision {
                 attention_chunk: self.attention_chunk,
                 layer_scale: self.layer_scale,
                 conformer: self.conformer.clone(),
-                head: Head::None,
                 image: ImageEncoder {
                     patch_dim: self.patch_dim,
                     ..ImageEncoder::default()
+                },
+                output: OutputHead {
+                    head: Head::None,
+                    ..OutputHead::default()
                 },
                 ..ModelOptions::default()
             },

@@ -343,7 +343,7 @@ impl Declare {
     /// Declares the output projection of a language model, or that `table` is its weight.
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
-            let bias = m.options.head_bias;
+            let bias = m.options.output.head_bias;
             let width = m.options.embedding_width.unwrap_or(m.hidden);
             return self.head(("output", hf), [m.vocab, width], bias);
         }
@@ -351,7 +351,7 @@ impl Declare {
         let weight = self.tree.weight(table);
         self.tree.params[weight.index()].modules.push(head);
         self.tree.own[head.index()][0] = Some(weight);
-        if m.options.head_bias {
+        if m.options.output.head_bias {
             let bias = NewParam {
                 which: 1,
                 shape: smallvec![m.vocab],

@@ -841,7 +841,7 @@ impl Forward for Decoder {
             h = b.linear(projection, h);
         }
         let attends = b.s.model.options.tower_memory().is_some();
-        let compares = b.s.model.options.head == Head::Contrastive;
+        let compares = b.s.model.options.output.head == Head::Contrastive;
         let image = images.as_ref().filter(|_| compares).map(|i| i.rows);
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
             h = b.within(ROOT, |b| {

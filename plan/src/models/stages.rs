@@ -109,7 +109,10 @@ pub(super) fn check(m: &Model) -> Result<(), Conflict> {
             ));
         }
     }
-    let known = matches!(m.options.head, Head::SequenceClassification | Head::None);
+    let known = matches!(
+        m.options.output.head,
+        Head::SequenceClassification | Head::None
+    );
     if !known {
         let message = "models in stages classify images, or make one vector of each".to_owned();
         return Err(Conflict::new(&["head", "stages"], message));
@@ -135,9 +138,14 @@ impl Staged {
         let norm =
             (of.last_norm).then(|| d.norm(ROOT, ("norm", ""), last.width, true, Order::Declared));
         d.rows(Some(1));
-        let classifies = m.options.head == Head::SequenceClassification;
-        let output =
-            classifies.then(|| d.head(("output", ""), [m.options.num_labels, last.width], true));
+        let classifies = m.options.output.head == Head::SequenceClassification;
+        let output = classifies.then(|| {
+            d.head(
+                ("output", ""),
+                [m.options.output.num_labels, last.width],
+                true,
+            )
+        });
         d.rows(None);
         Self {
             of: of.clone(),

@@ -701,7 +701,7 @@ fn is_exported(s: &Scenario) -> bool {
     let m = &s.model;
     let approximates = m.options.model_type.as_deref();
     let approximates = approximates.and_then(shardlab_plan::models::approximation);
-    let is_language = m.options.head == shardlab_plan::config::Head::LanguageModel;
+    let is_language = m.options.output.head == shardlab_plan::config::Head::LanguageModel;
     is_language && m.options.vision.is_none() && approximates.is_none()
 }
 

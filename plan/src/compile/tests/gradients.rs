@@ -118,7 +118,7 @@ fn implementations_compute_the_same() {
     let mut gemma = tiny(Family::Decoder);
     gemma.model.options.norm = Norm::RmsUnitOffset;
     gemma.model.options.norm_position = NormPosition::Both;
-    gemma.model.options.logits_softcap = Some(3.0);
+    gemma.model.options.output.logits_softcap = Some(3.0);
     for base in [plain, heads, gemma, tiny(Family::Moe)] {
         let mut s = base.clone();
         s.model.options.implementation = Some(Implementation::Transformers);

@@ -273,7 +273,7 @@ impl Vector {
         let module = d.module(at, "vector", ModuleKind::Layer);
         let pooling = of.pooling_head.then(|| Pooling::new(d, module, inner));
         let outer = d.rows(Some(1));
-        let shape = [m.options.vector_width, of.hidden];
+        let shape = [m.options.output.vector_width, of.hidden];
         let names = ("projection", "visual_projection");
         let projection = (of.projector).then(|| d.linear(module, names, shape, of.projector_bias));
         d.rows(outer);

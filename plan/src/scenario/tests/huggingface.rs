@@ -205,14 +205,20 @@ fn a_class_has_its_output_layer() {
     );
     let reward = of(&scores);
     assert_eq!(
-        (reward.model.options.head, reward.model.options.num_labels),
+        (
+            reward.model.options.output.head,
+            reward.model.options.output.num_labels
+        ),
         (Head::SequenceClassification, 1)
     );
     // One row of scores instead of the tied head.
     assert_eq!(parameters(&reward), parameters(&of(LLAMA)) + 2048);
     let token = of(&class("LlamaForTokenClassification"));
     assert_eq!(parameters(&token), parameters(&of(LLAMA)) + 2 * 2048 + 2);
-    assert_eq!(of(&class("LlamaModel")).model.options.head, Head::None);
+    assert_eq!(
+        of(&class("LlamaModel")).model.options.output.head,
+        Head::None
+    );
 }
 
 /// What a file says that no key expresses.
@@ -510,7 +516,7 @@ fn a_part_of_a_model_has_the_type_of_the_whole() {
         .replace("Qwen2ForCausalLM", "Qwen2_5_VLTextModel");
     let part = read("part", &config, &[]).unwrap();
     let whole = read("part", QWEN, &[]).unwrap();
-    assert_eq!(part.model.options.head, Head::None);
+    assert_eq!(part.model.options.output.head, Head::None);
     // Without the output layer; biases of queries, keys and values are those of Qwen 2.
     assert_eq!(
         parameters(&part) + 152_064 * 3584,

@@ -109,7 +109,11 @@ fn towers(s: &Scenario, d: &Document) -> Checked {
     if let Some(of) = &options.audio {
         tower(s, d, Key::Audio, of)?;
         let memory = of.memory || options.tower_memory().is_some();
-        if options.vision.is_none() || of.vector || options.head == Head::Contrastive || memory {
+        if options.vision.is_none()
+            || of.vector
+            || options.output.head == Head::Contrastive
+            || memory
+        {
             let message = "`audio` is a second tower: it needs `vision`, and the rows of both replace tokens (no memory, no vector)";
             return Err(d.conflict(&[Key::Audio, Key::Vision], message));
         }
@@ -206,10 +210,10 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         );
         return conflict(&[key, Key::Hidden], message);
     }
-    if of.vector && !of.projector && of.hidden != options.vector_width {
+    if of.vector && !of.projector && of.hidden != options.output.vector_width {
         let message = format!(
             "`{name}`: without a projector, hidden ({}) must be `vector_width` ({})",
-            of.hidden, options.vector_width
+            of.hidden, options.output.vector_width
         );
         return conflict(&[key, Key::VectorWidth], message);
     }
@@ -263,19 +267,19 @@ fn output(s: &Scenario, d: &Document) -> Checked {
     }
     let o = &s.model.options;
     let fused = s.train.loss == Loss::Chunked;
-    let reason = if o.head != Head::LanguageModel {
+    let reason = if o.output.head != Head::LanguageModel {
         Some((
             Key::Head,
             "only a language model has logits to divide into chunks",
         ))
     } else if !fused {
         None
-    } else if o.logits_softcap.is_some() {
+    } else if o.output.logits_softcap.is_some() {
         Some((
             Key::LogitsSoftcap,
             "the chunked loss has no soft limit of logits",
         ))
-    } else if o.head_bias {
+    } else if o.output.head_bias {
         Some((Key::HeadBias, "the chunked loss has no bias"))
     } else {
         None

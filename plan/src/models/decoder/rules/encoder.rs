@@ -70,7 +70,7 @@ pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
     // Its blocks follow the same rules.
     let mut plain = inner;
     plain.options.encoder = None;
-    plain.options.head = Head::LanguageModel;
+    plain.options.output.head = Head::LanguageModel;
     super::check(&plain)
 }
 
@@ -106,7 +106,10 @@ pub(super) fn check_combinations(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
     }
     if o.encoder_layers > 0
-        && matches!(o.head, Head::Pretraining | Head::Vector | Head::Contrastive)
+        && matches!(
+            o.output.head,
+            Head::Pretraining | Head::Vector | Head::Contrastive
+        )
     {
         let message = "encoders with decoders have no such `head`".to_owned();
         return Err(Conflict::new(&["head", "encoder_layers"], message));

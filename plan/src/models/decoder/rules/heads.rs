@@ -26,7 +26,7 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(keys, message.to_owned()));
     }
     let known = matches!(
-        o.head,
+        o.output.head,
         Head::LanguageModel | Head::SequenceClassification | Head::None
     );
     if o.rotary_table && (!o.position_embedding.rotates() || o.latent.is_used()) {
@@ -34,7 +34,7 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
         let keys = &["rotary_table", "position_embedding", "kv_lora_rank"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
+    if o.output.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
         let message = "`output_transform` is one of decoders with logits, or scores of sequences";
         let keys = &["output_transform", "head", "family", "embedding_width"];
         return Err(Conflict::new(keys, message.to_owned()));
@@ -45,7 +45,8 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
 /// Refuses output layers that the family, its attention or its tower does not have.
 pub(super) fn check_heads(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.head == Head::Pretraining && (m.family != Family::Bert || !o.head_transform) {
+    if o.output.head == Head::Pretraining && (m.family != Family::Bert || !o.output.head_transform)
+    {
         let message =
             "`head` = \"pretraining\" is one of encoders of family bert, with `head_transform`";
         let keys = &["head", "family", "head_transform"];
@@ -58,12 +59,12 @@ pub(super) fn check_heads(m: &Model) -> Result<(), Conflict> {
         let keys = &["global_projections", "family", "packed_qkv"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
+    if o.output.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
         let message = "`head` = \"contrastive\" compares texts with images of a tower: `vision`, without `memory`";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));
     }
     let vector = o.vision.as_ref().is_some_and(|of| of.vector);
-    if vector != (o.head == Head::Contrastive) {
+    if vector != (o.output.head == Head::Contrastive) {
         let message = "`vision` with `vector` and `head` = \"contrastive\" need each other";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));
     }

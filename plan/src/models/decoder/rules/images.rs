@@ -57,7 +57,7 @@ fn check_reconstruction(m: &Model) -> Result<(), Conflict> {
     let plain = o.image.class_token && !o.image.distillation_token && o.image.register_tokens == 0;
     let learned = o.position_embedding == PositionEmbedding::Learned;
     let alone = o.sound.is_none() && o.image.stages.is_none() && !o.image.attention_pooling;
-    if !plain || !learned || o.head != Head::None || o.pooler || !alone {
+    if !plain || !learned || o.output.head != Head::None || o.output.pooler || !alone {
         let message = "`reconstruction` needs a row of the class alone (`class_token`), `position_embedding` = \"learned\", and no output layer (`head` = \"none\", `pooler` false)";
         let keys = &["reconstruction", "head", "pooler", "position_embedding"];
         return conflict(keys, message.to_owned());
@@ -120,7 +120,7 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         ];
         return conflict(keys, message.to_owned());
     }
-    if !matches!(o.head, Head::TokenClassification | Head::None) || o.pooler {
+    if !matches!(o.output.head, Head::TokenClassification | Head::None) || o.output.pooler {
         let message = "`sound` has scores of every row (`head` = \"token_classification\") or none, and no pooler";
         return conflict(&["sound", "head", "pooler"], message.to_owned());
     }
@@ -154,8 +154,8 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
     );
     if images
         && (!known
-            || matches!(o.head, Head::Vector | Head::Contrastive)
-            || o.head == Head::LanguageModel)
+            || matches!(o.output.head, Head::Vector | Head::Contrastive)
+            || o.output.head == Head::LanguageModel)
     {
         let message =
             "family vit has learned or rotary positions or none, and a classification head or none"
@@ -165,9 +165,12 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
-    let classless = o.head != Head::None && o.image.image_pooling != ImagePooling::Mean;
+    let classless = o.output.head != Head::None && o.image.image_pooling != ImagePooling::Mean;
     let classless = classless && o.sound.is_none();
-    if images && !o.image.class_token && (o.image.distillation_token || classless || o.pooler) {
+    if images
+        && !o.image.class_token
+        && (o.image.distillation_token || classless || o.output.pooler)
+    {
         let message = "without a row of the class (`class_token`), family vit has no distillation token or pooler, and classifies the mean of the patches (`image_pooling`)";
         let keys = &[
             "class_token",
@@ -178,13 +181,13 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
         ];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    let classifies_images = images && o.head == Head::SequenceClassification;
+    let classifies_images = images && o.output.head == Head::SequenceClassification;
     if o.image.second_classifier && !(classifies_images && o.image.distillation_token) {
         let message = "`second_classifier` classifies the row of `distillation_token`: `head` must be \"sequence_classification\"";
         let keys = &["second_classifier", "distillation_token", "head"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if images && o.image.attention_pooling && (o.head != Head::None || o.pooler) {
+    if images && o.image.attention_pooling && (o.output.head != Head::None || o.output.pooler) {
         let message =
             "`attention_pooling` is the last layer: `head` must be \"none\" and `pooler` false";
         let keys = &["attention_pooling", "head", "pooler"];
