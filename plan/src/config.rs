@@ -10,6 +10,7 @@ mod compile;
 mod conformer;
 mod decoder;
 mod documents;
+mod embedding;
 mod encoder;
 mod experts;
 mod expression;
@@ -50,6 +51,7 @@ pub use decoder::{
     NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 pub use documents::{DataDocuments, DocumentLengths, LengthDistribution, MeasuredLengths};
+pub use embedding::Embeddings;
 pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use expression::{Expression, Patterns};

@@ -392,7 +392,7 @@ impl Feed {
             "positions" | "positions_with_offset" => {
                 let first = match known.name {
                     "positions" => 0,
-                    _ => m.options.position_offset,
+                    _ => m.options.embedding.position_offset,
                 };
                 for position in positions {
                     out.extend_from_slice(&(first + position).to_le_bytes());
@@ -400,7 +400,7 @@ impl Feed {
             }
             "sinusoids" => {
                 for position in positions {
-                    let position = (position + m.options.position_offset) as f32;
+                    let position = (position + m.options.embedding.position_offset) as f32;
                     for v in sinusoid(position, width as usize) {
                         push(out, known.dtype, v);
                     }

@@ -65,9 +65,10 @@ impl Model {
         inner.max_seq_len = of.max_seq_len.unwrap_or(self.max_seq_len);
         let options = &mut inner.options;
         options.encoder_layers = 0;
-        if options.embedding_multiplier != 1.0 {
+        if options.embedding.embedding_multiplier != 1.0 {
             // Embeddings are scaled by the square root of the width.
-            options.embedding_multiplier *= (inner.hidden as f64 / self.hidden as f64).sqrt();
+            options.embedding.embedding_multiplier *=
+                (inner.hidden as f64 / self.hidden as f64).sqrt();
         }
         if of.sliding_window.is_some() {
             options.sliding_window = of.sliding_window;

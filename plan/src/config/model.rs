@@ -1,7 +1,7 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Experts,
+    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Embeddings, Experts,
     ImageEncoder, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
     OutputHead, PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual,
     RopeScaling, Rwkv, SharedBlock, Sound, Ssm, TextEncoder, Vision,
@@ -93,8 +93,6 @@ pub struct ModelOptions {
     pub dropout: f64,
     /// Dropout probability on attention weights.
     pub attention_dropout: f64,
-    /// Dropout probability on token embeddings.
-    pub embedding_dropout: f64,
     /// `model_type` of transformers, which determines the names of weights in files.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
@@ -117,10 +115,6 @@ pub struct ModelOptions {
     pub qk_norm: QkNorm,
     /// Position embedding of attention.
     pub position_embedding: PositionEmbedding,
-    /// Rows of the token type table; 0: no such table.
-    pub token_types: u64,
-    /// Rows of the position table before the row of the first position.
-    pub position_offset: u64,
     /// Scaling of rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
     /// Base of the rotary embedding of layers with a sliding window, if it differs.
@@ -144,8 +138,6 @@ pub struct ModelOptions {
     pub layer_ffn: Vec<u64>,
     /// Soft cap on attention scores.
     pub attention_softcap: Option<f64>,
-    /// Token embeddings are normalized.
-    pub embedding_norm: bool,
     /// Number of residual streams (hyper-connections of DeepSeek-V4); 0: one stream, without
     /// weights.
     pub streams: u64,
@@ -162,9 +154,6 @@ pub struct ModelOptions {
     /// Each layer has separate projections for this table, which is not normalized. If false, it is
     /// normalized, and projected like queries and keys (DeBERTa v2).
     pub disentangled_projections: bool,
-    /// Width of token embeddings, which a linear layer projects to the width of the model; `None`:
-    /// the width of the model.
-    pub embedding_width: Option<u64>,
     /// A decoder reconstructs the pixels of all patches of an image (ViT-MAE).
     pub reconstruction: Option<Reconstruction>,
     /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
@@ -174,8 +163,6 @@ pub struct ModelOptions {
     pub conformer: Option<Conformer>,
     /// Norm of queries, keys and the last rows, if it differs from that of blocks (ESMC).
     pub inner_norm: Option<Norm>,
-    /// Rotary embeddings are stored as a frozen table of parameters (RoFormer).
-    pub rotary_table: bool,
     /// The first block does not normalize its input (ModernBERT).
     pub plain_first_block: bool,
     /// Each block multiplies the residual stream by a fixed number (Gemma 4).
@@ -186,18 +173,12 @@ pub struct ModelOptions {
     /// Number of blocks of each group that have separate weights; the rest of the group repeats
     /// them.
     pub group_layers: u64,
-    /// Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision).
-    pub extra_tokens: u64,
-    /// Rows of each table of page coordinates (LayoutLM); 0: none.
-    pub box_rows: u64,
     /// Attention has projections for global positions, although there are none (Longformer).
     pub global_projections: bool,
     /// Fraction of a head's dimensions that are rotated.
     pub partial_rotary_factor: f64,
     /// Attention and the feed-forward layer read the same input, and both results are added to it.
     pub parallel_residual: bool,
-    /// Factor of token embeddings.
-    pub embedding_multiplier: f64,
     /// Factor of attention scores; `None`: `1 / sqrt(head_dim)`.
     pub attention_multiplier: Option<f64>,
     /// Factor of the layer outputs that are added to the residual stream.
@@ -254,6 +235,9 @@ pub struct ModelOptions {
     /// Keys for the output of a model: its head, and the layers before it.
     #[serde(flatten)]
     pub output: OutputHead,
+    /// Keys for embeddings of tokens.
+    #[serde(flatten)]
+    pub embedding: Embeddings,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -294,7 +278,6 @@ impl Default for ModelOptions {
             attn_implementation: AttnImplementation::Sdpa,
             dropout: 0.0,
             attention_dropout: 0.0,
-            embedding_dropout: 0.0,
             model_type: None,
             norm: Norm::Rms,
             norm_position: NormPosition::Before,
@@ -306,8 +289,6 @@ impl Default for ModelOptions {
             key_bias: true,
             qk_norm: QkNorm::None,
             position_embedding: PositionEmbedding::Rotary,
-            token_types: 0,
-            position_offset: 0,
             rope_scaling: None,
             rope_local_theta: None,
             sliding_window: None,
@@ -319,29 +300,23 @@ impl Default for ModelOptions {
             layer_kv_heads: Vec::new(),
             layer_ffn: Vec::new(),
             attention_softcap: None,
-            embedding_norm: false,
             streams: 0,
             output_groups: 0,
             output_rank: 1024,
             compress_rates: Vec::new(),
             disentangled_rows: 0,
             disentangled_projections: false,
-            embedding_width: None,
             reconstruction: None,
             sound: None,
             conformer: None,
             inner_norm: None,
-            rotary_table: false,
             plain_first_block: false,
             stream_scale: false,
             layer_groups: 0,
             group_layers: 1,
-            extra_tokens: 0,
-            box_rows: 0,
             global_projections: false,
             partial_rotary_factor: 1.0,
             parallel_residual: true,
-            embedding_multiplier: 1.0,
             attention_multiplier: None,
             residual_multiplier: 1.0,
             differential: false,
@@ -368,6 +343,7 @@ impl Default for ModelOptions {
             vision_patches: None,
             image: ImageEncoder::default(),
             output: OutputHead::default(),
+            embedding: Embeddings::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

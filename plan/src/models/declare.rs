@@ -344,7 +344,7 @@ impl Declare {
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
             let bias = m.options.output.head_bias;
-            let width = m.options.embedding_width.unwrap_or(m.hidden);
+            let width = m.options.embedding.embedding_width.unwrap_or(m.hidden);
             return self.head(("output", hf), [m.vocab, width], bias);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);

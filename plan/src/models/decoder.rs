@@ -375,7 +375,7 @@ impl Decoder {
             d.blocks_differ();
         }
         let relative = Relative::new(d, ROOT, m);
-        let embedding_norm = o.embedding_norm.then(|| {
+        let embedding_norm = o.embedding.embedding_norm.then(|| {
             let names = ("embedding_norm", names.embedding_norm);
             let width = embedding::sum_width(m);
             Norm::new(d, ROOT, names, width, m, Order::Declared)
@@ -419,7 +419,7 @@ impl Decoder {
                 Order::Declared,
             )
         });
-        if o.rotary_table {
+        if o.embedding.rotary_table {
             let names = ("rotary_table", "");
             let shape = [m.max_seq_len, rotated(m)];
             let table = d.table(ROOT, names, ModuleKind::Layer, shape);
@@ -836,7 +836,9 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
-        h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
+        h = b.within(ROOT, |b| {
+            b.dropout(h, b.s.model.options.embedding.embedding_dropout)
+        });
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }

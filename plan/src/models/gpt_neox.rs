@@ -245,7 +245,9 @@ impl Forward for GptNeox {
         let (ids, labels) = loss::tokens(b);
         let rope = Rope::tables(b, rotated(&b.s.model));
         let mut h = b.embedding(self.embedding, ids);
-        h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
+        h = b.within(ROOT, |b| {
+            b.dropout(h, b.s.model.options.embedding.embedding_dropout)
+        });
         let rope = rope.cast(b);
         let masks = Masks::new(b, h);
         for block in &self.blocks {

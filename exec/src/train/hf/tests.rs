@@ -802,7 +802,7 @@ fn every_model_reads_as_itself_from_its_export() {
             let options = &mut again.model.options;
             options.dropout = model.options.dropout;
             options.attention_dropout = model.options.attention_dropout;
-            options.embedding_dropout = model.options.embedding_dropout;
+            options.embedding.embedding_dropout = model.options.embedding.embedding_dropout;
             let values = |m: &Model| serde_json::to_value(m).unwrap();
             let (ours, theirs) = (values(model), values(&again.model));
             for (key, value) in ours.as_object().unwrap() {

@@ -22,7 +22,7 @@ pub(super) enum Embedding {
 
 /// Returns the width of embedded tokens.
 pub(super) fn width(m: &Model) -> u64 {
-    m.options.embedding_width.unwrap_or(m.hidden)
+    m.options.embedding.embedding_width.unwrap_or(m.hidden)
 }
 
 /// Returns the width of what is added to embedded tokens, and of their norm.
@@ -42,7 +42,7 @@ pub(super) fn projection(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Lay
         false => ("project_in", "model.decoder.project_in"),
     };
     let narrow = match encoder {
-        true => m.options.embedding_width.is_some(),
+        true => m.options.embedding.embedding_width.is_some(),
         false => width(m) != m.hidden,
     };
     narrow.then(|| d.linear(at, names, [m.hidden, width(m)], encoder))
@@ -88,9 +88,9 @@ impl Embedding {
             return Self::Patches(Patches::new(d, m));
         }
         let narrow = width(m) != m.hidden && m.family != Family::Bert;
-        if !o.position_embedding.is_table() && o.token_types == 0 && !narrow {
+        if !o.position_embedding.is_table() && o.embedding.token_types == 0 && !narrow {
             let names = ("tok_embeddings", names.embedding);
-            let shape = [m.vocab + o.extra_tokens, width(m)];
+            let shape = [m.vocab + o.embedding.extra_tokens, width(m)];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
         }
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
@@ -100,24 +100,24 @@ impl Embedding {
         let tokens = table(
             d,
             ("wte", names.embedding),
-            m.vocab + o.extra_tokens,
+            m.vocab + o.embedding.extra_tokens,
             width(m),
         );
         let project = narrow.then(|| projection(d, module, m)).flatten();
         let has_positions = o.position_embedding.is_table();
         let positions = has_positions.then(|| positions(d, module, names.positions, m));
-        let types = (o.token_types > 0).then(|| {
+        let types = (o.embedding.token_types > 0).then(|| {
             let names = ("wtt", names.token_types);
-            table(d, names, o.token_types, sum_width(m))
+            table(d, names, o.embedding.token_types, sum_width(m))
         });
-        let boxes = (o.box_rows > 0).then(|| {
+        let boxes = (o.embedding.box_rows > 0).then(|| {
             [
                 ("x", "layoutlm.embeddings.x_position_embeddings"),
                 ("y", "layoutlm.embeddings.y_position_embeddings"),
                 ("height", "layoutlm.embeddings.h_position_embeddings"),
                 ("width", "layoutlm.embeddings.w_position_embeddings"),
             ]
-            .map(|names| table(d, names, o.box_rows, sum_width(m)))
+            .map(|names| table(d, names, o.embedding.box_rows, sum_width(m)))
         });
         Self::Learned(Tables {
             module,
@@ -188,7 +188,7 @@ impl Embedding {
 
 /// Declares the table of positions. One of sines and cosines is not trained.
 fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
-    let rows = m.max_seq_len + m.options.position_offset;
+    let rows = m.max_seq_len + m.options.embedding.position_offset;
     let table = d.table(at, ("wpe", hf), ModuleKind::Layer, [rows, sum_width(m)]);
     if m.options.position_embedding == PositionEmbedding::SinusoidalTable {
         d.untrained(table);
@@ -198,7 +198,7 @@ fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
 
 /// Multiplies embedded tokens by their factor.
 fn multiplied(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
-    let by = b.s.model.options.embedding_multiplier;
+    let by = b.s.model.options.embedding.embedding_multiplier;
     scaled(b, tokens, by)
 }
 
@@ -216,7 +216,7 @@ fn sinusoids(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
 impl Tables {
     /// Embeds token ids and their positions.
     pub(super) fn forward(&self, b: &mut Builder<'_>, ids: ValueId) -> ValueId {
-        let name = match b.s.model.options.position_offset {
+        let name = match b.s.model.options.embedding.position_offset {
             0 => "positions",
             _ => "positions_with_offset",
         };

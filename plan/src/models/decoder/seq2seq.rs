@@ -36,7 +36,8 @@ impl Encoder {
         let width = inner.hidden;
         let norm =
             |d: &mut Declare, name| Norm::new(d, module, (name, ""), width, inner, Order::Declared);
-        let embedding_norm = (inner.options.embedding_norm).then(|| norm(d, "embedding_norm"));
+        let embedding_norm =
+            (inner.options.embedding.embedding_norm).then(|| norm(d, "embedding_norm"));
         let bias = RelativeBias::shared(d, module, inner);
         let block = |n: u32| {
             let name = format!("layers.{n}");

@@ -223,7 +223,9 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
             )),
         };
     }
-    if m.family != Family::Bert || o.embedding_norm && o.norm_position != NormPosition::Sum {
+    if m.family != Family::Bert
+        || o.embedding.embedding_norm && o.norm_position != NormPosition::Sum
+    {
         let message = "blocks share weights in encoders with `norm_position` = \"sum\" only";
         return Err(Conflict::new(
             &["layer_groups", "family", "norm_position"],

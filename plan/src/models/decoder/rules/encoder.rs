@@ -20,7 +20,7 @@ pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
         let keys = &["vision", "packed_qkv", "kv_lora_rank", "residual"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.extra_tokens > 0 && m.tie_embeddings {
+    if o.embedding.extra_tokens > 0 && m.tie_embeddings {
         let message = "`extra_tokens` are rows that logits have no columns for: `tie_embeddings` must be false";
         let keys = &["extra_tokens", "tie_embeddings"];
         return Err(Conflict::new(keys, message.to_owned()));

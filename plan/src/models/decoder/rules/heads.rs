@@ -29,12 +29,12 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
         o.output.head,
         Head::LanguageModel | Head::SequenceClassification | Head::None
     );
-    if o.rotary_table && (!o.position_embedding.rotates() || o.latent.is_used()) {
+    if o.embedding.rotary_table && (!o.position_embedding.rotates() || o.latent.is_used()) {
         let message = "`rotary_table` needs a rotary embedding of whole heads";
         let keys = &["rotary_table", "position_embedding", "kv_lora_rank"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.output.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
+    if o.output.output_transform && (!decodes || !known || o.embedding.embedding_width.is_some()) {
         let message = "`output_transform` is one of decoders with logits, or scores of sequences";
         let keys = &["output_transform", "head", "family", "embedding_width"];
         return Err(Conflict::new(keys, message.to_owned()));
