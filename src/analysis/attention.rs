@@ -47,9 +47,9 @@ fn supports(base: &Scenario, implementation: AttnImplementation) -> bool {
 /// from pair to pair, no sink, and no choice of positions other than a window.
 fn is_plain(model: &Model) -> bool {
     let of = &model.options;
-    let summand = of.position_embedding == PositionEmbedding::Alibi
-        || of.relative_buckets > 0
-        || of.disentangled_rows > 0;
+    let summand = of.positions.position_embedding == PositionEmbedding::Alibi
+        || of.positions.relative_buckets > 0
+        || of.positions.disentangled_rows > 0;
     let chosen = of.attention_chunk.is_some()
         || of.latent.index_n_heads > 0
         || of.output_groups > 0

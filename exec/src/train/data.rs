@@ -473,9 +473,9 @@ impl Feed {
 
 /// Returns the factor of the query at a position, in float32 as in the code of Llama 4.
 fn temperature(m: &Model, position: u64) -> f32 {
-    let floor = m.options.attention_temperature_floor as f32;
+    let floor = m.options.positions.attention_temperature_floor as f32;
     let whole = ((position as f32 + 1.0) / floor).floor();
-    whole.ln_1p() * m.options.attention_temperature as f32 + 1.0
+    whole.ln_1p() * m.options.positions.attention_temperature as f32 + 1.0
 }
 
 /// Returns the sines and then the cosines of a position, whose frequencies fall from 1 to 1/10,000

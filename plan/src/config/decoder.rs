@@ -555,7 +555,7 @@ impl Model {
     #[must_use]
     pub(crate) fn has_temperature(&self) -> bool {
         let mut layers = 0..self.layers as usize;
-        self.options.attention_temperature > 0.0
+        self.options.positions.attention_temperature > 0.0
             && layers.any(|layer| self.layer_type(layer) == LayerType::FullNoRope)
     }
 

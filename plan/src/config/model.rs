@@ -3,8 +3,8 @@
 use super::{
     Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Embeddings, Experts,
     ImageEncoder, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
-    OutputHead, PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual,
-    RopeScaling, Rwkv, SharedBlock, Sound, Ssm, TextEncoder, Vision,
+    OutputHead, PackedQkv, PerLayer, Positions, QkNorm, Reconstruction, Residual, Rwkv,
+    SharedBlock, Sound, Ssm, TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -113,23 +113,12 @@ pub struct ModelOptions {
     pub key_bias: bool,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// Position embedding of attention.
-    pub position_embedding: PositionEmbedding,
-    /// Scaling of rotary frequencies.
-    pub rope_scaling: Option<RopeScaling>,
-    /// Base of the rotary embedding of layers with a sliding window, if it differs.
-    pub rope_local_theta: Option<f64>,
     /// Window size of sliding-window attention, in positions.
     pub sliding_window: Option<u64>,
     /// Maximum sequence length that windowed attention sees as a whole.
     pub window_from: u64,
     /// Chunk size in positions, in layers whose attention stays within a chunk.
     pub attention_chunk: Option<u64>,
-    /// Queries of layers without rotary embeddings are multiplied by
-    /// `1 + this * ln(1 + floor((position + 1) / attention_temperature_floor))`.
-    pub attention_temperature: f64,
-    /// Number of positions after which that factor grows.
-    pub attention_temperature_floor: u64,
     /// Layer types, repeated; empty: the sliding window, if there is one.
     pub layer_types: Vec<LayerType>,
     /// Key and value heads of each layer, if they differ; 0: a layer without attention.
@@ -148,12 +137,6 @@ pub struct ModelOptions {
     pub output_rank: u64,
     /// Number of positions per compressed key in each layer; 0: no such keys.
     pub compress_rates: Vec<u64>,
-    /// Rows of a table of relative positions that each layer projects to queries and keys
-    /// (DeBERTa); 0: no such table.
-    pub disentangled_rows: u64,
-    /// Each layer has separate projections for this table, which is not normalized. If false, it is
-    /// normalized, and projected like queries and keys (DeBERTa v2).
-    pub disentangled_projections: bool,
     /// A decoder reconstructs the pixels of all patches of an image (ViT-MAE).
     pub reconstruction: Option<Reconstruction>,
     /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
@@ -175,8 +158,6 @@ pub struct ModelOptions {
     pub group_layers: u64,
     /// Attention has projections for global positions, although there are none (Longformer).
     pub global_projections: bool,
-    /// Fraction of a head's dimensions that are rotated.
-    pub partial_rotary_factor: f64,
     /// Attention and the feed-forward layer read the same input, and both results are added to it.
     pub parallel_residual: bool,
     /// Factor of attention scores; `None`: `1 / sqrt(head_dim)`.
@@ -219,10 +200,6 @@ pub struct ModelOptions {
     pub encoder_layers: u64,
     /// Where the encoder differs from the decoder.
     pub encoder: Option<TextEncoder>,
-    /// Rows of the tables of learned relative position biases; 0: no such tables.
-    pub relative_buckets: u64,
-    /// Each layer has such a table. If false, all layers use that of the first one.
-    pub relative_bias_per_layer: bool,
     /// Vision tower and projector.
     pub vision: Option<Vision>,
     /// Audio tower next to `vision`, and its projector.
@@ -238,6 +215,9 @@ pub struct ModelOptions {
     /// Keys for embeddings of tokens.
     #[serde(flatten)]
     pub embedding: Embeddings,
+    /// Keys for the positions that attention sees.
+    #[serde(flatten)]
+    pub positions: Positions,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -288,14 +268,9 @@ impl Default for ModelOptions {
             packed_gate_up: false,
             key_bias: true,
             qk_norm: QkNorm::None,
-            position_embedding: PositionEmbedding::Rotary,
-            rope_scaling: None,
-            rope_local_theta: None,
             sliding_window: None,
             window_from: 0,
             attention_chunk: None,
-            attention_temperature: 0.0,
-            attention_temperature_floor: 8192,
             layer_types: Vec::new(),
             layer_kv_heads: Vec::new(),
             layer_ffn: Vec::new(),
@@ -304,8 +279,6 @@ impl Default for ModelOptions {
             output_groups: 0,
             output_rank: 1024,
             compress_rates: Vec::new(),
-            disentangled_rows: 0,
-            disentangled_projections: false,
             reconstruction: None,
             sound: None,
             conformer: None,
@@ -315,7 +288,6 @@ impl Default for ModelOptions {
             layer_groups: 0,
             group_layers: 1,
             global_projections: false,
-            partial_rotary_factor: 1.0,
             parallel_residual: true,
             attention_multiplier: None,
             residual_multiplier: 1.0,
@@ -336,14 +308,13 @@ impl Default for ModelOptions {
             linear_attention: None,
             encoder_layers: 0,
             encoder: None,
-            relative_buckets: 0,
-            relative_bias_per_layer: false,
             vision: None,
             audio: None,
             vision_patches: None,
             image: ImageEncoder::default(),
             output: OutputHead::default(),
             embedding: Embeddings::default(),
+            positions: Positions::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

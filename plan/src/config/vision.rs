@@ -2,7 +2,7 @@
 
 use super::{
     Activation, Bias, Conformer, Family, Head, ImageEncoder, LayerType, Model, ModelOptions, Norm,
-    NormPosition, OutputHead, PackedQkv, PositionEmbedding, QkNorm, Subsampling,
+    NormPosition, OutputHead, PackedQkv, PositionEmbedding, Positions, QkNorm, Subsampling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -370,15 +370,18 @@ impl Vision {
                     true => QkNorm::Full,
                     false => QkNorm::from(self.qk_norm),
                 },
-                position_embedding: match self.rotary {
-                    true => PositionEmbedding::Rotary,
-                    false => PositionEmbedding::None,
-                },
                 key_bias: self.key_bias,
                 layer_types: self.layer_types(),
                 attention_chunk: self.attention_chunk,
                 layer_scale: self.layer_scale,
                 conformer: self.conformer.clone(),
+                positions: Positions {
+                    position_embedding: match self.rotary {
+                        true => PositionEmbedding::Rotary,
+                        false => PositionEmbedding::None,
+                    },
+                    ..Positions::default()
+                },
                 image: ImageEncoder {
                     patch_dim: self.patch_dim,
                     ..ImageEncoder::default()

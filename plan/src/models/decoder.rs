@@ -323,7 +323,7 @@ impl Ropes {
 
 /// Returns whether layers with a window have separate rotary tables.
 fn has_two_ropes(m: &Model) -> bool {
-    m.options.rope_local_theta.is_some() || m.options.full_head_dim.is_some()
+    m.options.positions.rope_local_theta.is_some() || m.options.full_head_dim.is_some()
 }
 
 /// Returns the rotated dimensions of a head, which has `dims`.
@@ -332,7 +332,7 @@ fn rotated_of(m: &Model, dims: u64) -> u64 {
     if latent.is_used() {
         return latent.qk_rope_head_dim;
     }
-    (dims as f64 * m.options.partial_rotary_factor) as u64
+    (dims as f64 * m.options.positions.partial_rotary_factor) as u64
 }
 
 /// Returns the rotated dimensions of a head.
@@ -450,7 +450,7 @@ impl Decoder {
     /// positions.
     fn ropes(b: &mut Builder<'_>, names: [&'static str; 2]) -> Option<Ropes> {
         let m = &b.s.model;
-        let pairs = match m.options.position_embedding {
+        let pairs = match m.options.positions.position_embedding {
             PositionEmbedding::Rotary => Pairs::Halves,
             PositionEmbedding::RotaryInterleaved => Pairs::Adjacent,
             PositionEmbedding::Learned
@@ -500,7 +500,7 @@ impl Block {
             module,
             layer,
             conformer: None,
-            bias: (m.options.relative_bias_per_layer)
+            bias: (m.options.positions.relative_bias_per_layer)
                 .then(|| RelativeBias::new(d, module, m))
                 .flatten(),
             shared: SharedBlock::new(d, module, m, layer),

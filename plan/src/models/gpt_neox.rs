@@ -107,7 +107,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
     }
     let message = format!(
         "the rotary embedding rotates pairs: {} of the head dimension ({}) is {rotated} dimensions, not an even number",
-        m.options.partial_rotary_factor, m.head_dim
+        m.options.positions.partial_rotary_factor, m.head_dim
     );
     Err(Conflict::new(
         &["partial_rotary_factor", "heads", "hidden"],
@@ -117,7 +117,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
 
 /// Returns the rotated dimensions of a head.
 fn rotated(m: &Model) -> u64 {
-    (m.head_dim as f64 * m.options.partial_rotary_factor) as u64
+    (m.head_dim as f64 * m.options.positions.partial_rotary_factor) as u64
 }
 
 struct GptNeox {

@@ -241,11 +241,11 @@ fn check_routed_attention(m: &Model, plain: bool) -> Result<(), Conflict> {
         && o.attention_gate == AttentionGate::None
         && o.attention_sinks == AttentionSinks::None
         && o.attention_softcap.is_none()
-        && o.position_embedding != PositionEmbedding::Alibi
+        && o.positions.position_embedding != PositionEmbedding::Alibi
         && o.value_head_dim.is_none()
         && o.full_head_dim.is_none()
-        && o.relative_buckets == 0
-        && o.disentangled_rows == 0
+        && o.positions.relative_buckets == 0
+        && o.positions.disentangled_rows == 0
         && o.latent.index_n_heads == 0
         && o.layer_kv_heads.is_empty()
         && o.per_layer.shared_kv_layers == 0;

@@ -486,7 +486,7 @@ fn scalings_of_rotary_frequencies_survive_export() {
         assert_eq!(tensors(dir.path()), tensors(&golden(name)), "{name}");
         let path = dir.path().join("config.json");
         let scaling = read_json(&path).unwrap().pointer(place).cloned().unwrap();
-        let ours = model.options.rope_scaling.clone().unwrap();
+        let ours = model.options.positions.rope_scaling.clone().unwrap();
         assert_eq!(scaling["rope_type"], ours.rope_type.name(), "{name}");
         // Classes of transformers expect an integer.
         assert_eq!(scaling["original_max_position_embeddings"], 32u64, "{name}");

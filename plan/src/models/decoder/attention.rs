@@ -396,7 +396,7 @@ impl Attention {
         let scale = scale.unwrap_or(1.0 / (self.head_dim as f64).sqrt());
         let score_mod = ScoreMod {
             softcap: Real(options.attention_softcap.unwrap_or(0.0)),
-            alibi: options.position_embedding == PositionEmbedding::Alibi,
+            alibi: options.positions.position_embedding == PositionEmbedding::Alibi,
             window: window.unwrap_or(0),
             documents: around.documents.unwrap_or(Documents::NONE),
         };

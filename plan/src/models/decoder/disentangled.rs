@@ -22,7 +22,7 @@ pub(super) struct Relative {
 impl Relative {
     /// Declares the table, if the model has one.
     pub(super) fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Self> {
-        let rows = m.options.disentangled_rows;
+        let rows = m.options.positions.disentangled_rows;
         (rows > 0).then(|| {
             // What it makes is used by all layers.
             d.blocks_differ();
@@ -30,7 +30,7 @@ impl Relative {
             let names = ("positions", "deberta.encoder.rel_embeddings");
             let table = d.table(module, names, ModuleKind::Layer, [rows, m.hidden]);
             let names = ("norm", "deberta.encoder.LayerNorm");
-            let normalizes = !m.options.disentangled_projections;
+            let normalizes = !m.options.positions.disentangled_projections;
             let norm =
                 normalizes.then(|| Norm::new(d, module, names, m.hidden, m, Order::Declared));
             Self { table, norm }
@@ -39,7 +39,7 @@ impl Relative {
 
     /// Returns the table, `[rows, hidden]`, normalized if it has a norm.
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
-        let rows = b.s.model.options.disentangled_rows;
+        let rows = b.s.model.options.positions.disentangled_rows;
         let all = b.constant("positions", &[rows], DType::I64, false);
         let table = b.embedding(self.table, all);
         self.norm.map_or(table, |norm| norm.apply(b, table))
@@ -50,7 +50,7 @@ impl Relative {
 /// keys and queries are multiplied by.
 pub(super) fn projections(d: &mut Declare, at: ModuleId, m: &Model) -> Option<[Layer; 2]> {
     let o = &m.options;
-    (o.disentangled_projections && o.disentangled_rows > 0).then(|| {
+    (o.positions.disentangled_projections && o.positions.disentangled_rows > 0).then(|| {
         let shape = [m.heads * m.head_dim, m.hidden];
         d.rows(Some(0));
         let layers = [("pos_q", true), ("pos_k", false)];

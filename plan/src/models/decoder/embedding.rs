@@ -88,7 +88,7 @@ impl Embedding {
             return Self::Patches(Patches::new(d, m));
         }
         let narrow = width(m) != m.hidden && m.family != Family::Bert;
-        if !o.position_embedding.is_table() && o.embedding.token_types == 0 && !narrow {
+        if !o.positions.position_embedding.is_table() && o.embedding.token_types == 0 && !narrow {
             let names = ("tok_embeddings", names.embedding);
             let shape = [m.vocab + o.embedding.extra_tokens, width(m)];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
@@ -104,7 +104,7 @@ impl Embedding {
             width(m),
         );
         let project = narrow.then(|| projection(d, module, m)).flatten();
-        let has_positions = o.position_embedding.is_table();
+        let has_positions = o.positions.position_embedding.is_table();
         let positions = has_positions.then(|| positions(d, module, names.positions, m));
         let types = (o.embedding.token_types > 0).then(|| {
             let names = ("wtt", names.token_types);
@@ -135,7 +135,7 @@ impl Embedding {
         if m.options.encoder.as_ref().is_some_and(|of| of.own_tokens) {
             let names = ("tok_embeddings", "");
             let tokens = d.table(at, names, ModuleKind::Embedding, [m.vocab, m.hidden]);
-            let has_positions = m.options.position_embedding.is_table();
+            let has_positions = m.options.positions.position_embedding.is_table();
             return Some(Tables {
                 module: at,
                 tokens,
@@ -190,7 +190,7 @@ impl Embedding {
 fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
     let rows = m.max_seq_len + m.options.embedding.position_offset;
     let table = d.table(at, ("wpe", hf), ModuleKind::Layer, [rows, sum_width(m)]);
-    if m.options.position_embedding == PositionEmbedding::SinusoidalTable {
+    if m.options.positions.position_embedding == PositionEmbedding::SinusoidalTable {
         d.untrained(table);
     }
     table
@@ -204,7 +204,7 @@ fn multiplied(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
 
 /// Adds sines and cosines of the positions to tokens, if the model has them.
 fn sinusoids(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
-    if b.s.model.options.position_embedding != PositionEmbedding::Sinusoidal {
+    if b.s.model.options.positions.position_embedding != PositionEmbedding::Sinusoidal {
         return tokens;
     }
     let row = [b.s.model.hidden];
@@ -272,7 +272,7 @@ impl Patches {
         let distillation = distills.then(|| of(d, "distillation", "", &[1, 1, h]));
         let more = m.options.image.register_tokens;
         let registers = (more > 0).then(|| of(d, "registers", "", &[1, more, h]));
-        let has_positions = m.options.position_embedding.is_table();
+        let has_positions = m.options.positions.position_embedding.is_table();
         let reconstruction = m.options.reconstruction.as_ref();
         // Registers have no positions.
         let rows = reconstruction.map_or(m.max_seq_len - more, |of| of.rows());

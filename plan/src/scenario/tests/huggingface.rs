@@ -362,8 +362,12 @@ const OLMO3: &str = r#"{
 fn bases_of_rotary_embeddings_are_read_per_kind_of_layer() {
     let bases = |test: &str, config: &str| {
         let model = read(test, config, &[]).unwrap().model;
-        let kind = model.options.rope_scaling.map(|s| s.rope_type);
-        (model.rope_theta, model.options.rope_local_theta, kind)
+        let kind = model.options.positions.rope_scaling.map(|s| s.rope_type);
+        (
+            model.rope_theta,
+            model.options.positions.rope_local_theta,
+            kind,
+        )
     };
     let nested = bases("olmo3", OLMO3);
     assert_eq!(nested, (3e5, Some(2e4), Some(RopeType::Yarn)));

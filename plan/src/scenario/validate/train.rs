@@ -165,8 +165,8 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         )
     } else if m.options.vision.is_some() || m.family == Family::Vit {
         "the patches of an image are one sequence".to_owned()
-    } else if m.options.relative_buckets > 0
-        || m.options.disentangled_rows > 0
+    } else if m.options.positions.relative_buckets > 0
+        || m.options.positions.disentangled_rows > 0
         || m.options.encoder_layers > 0
     {
         "relative biases and cross attention are not planned with documents".to_owned()

@@ -11,7 +11,7 @@ use crate::models::spec::Conflict;
 /// without sizes.
 pub(super) fn check_projections(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.position_embedding.rotates() {
+    if o.positions.position_embedding.rotates() {
         check_rotary(m)?;
     } else if o.qk_norm.follows_rope() {
         let message = "`qk_norm` after the rotation needs a rotary embedding".to_owned();
@@ -74,8 +74,8 @@ pub(super) fn check_latent(m: &Model) -> Result<(), Conflict> {
         let message = "latent attention has no packed projection".to_owned();
         return conflict(&["packed_qkv", "kv_lora_rank"], message);
     }
-    let knows_order =
-        o.position_embedding.rotates() || o.position_embedding == PositionEmbedding::None;
+    let knows_order = o.positions.position_embedding.rotates()
+        || o.positions.position_embedding == PositionEmbedding::None;
     if !knows_order {
         let message =
             "latent attention needs a rotary embedding, or `position_embedding` = \"none\""
@@ -91,7 +91,7 @@ pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
     if !o.layer_types.contains(&LayerType::Chunked) {
         return Ok(());
     }
-    let biased = o.relative_buckets > 0 || o.disentangled_rows > 0;
+    let biased = o.positions.relative_buckets > 0 || o.positions.disentangled_rows > 0;
     if biased || o.output_groups > 0 || o.encoder_layers > 0 {
         let message =
             "layers of type chunked_attention have no biases of scores, compressed keys or encoder";
@@ -255,13 +255,13 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
 /// relative biases that are not there.
 pub(super) fn check_disentangled(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.disentangled_rows > 0 {
+    if o.positions.disentangled_rows > 0 {
         let other = match () {
-            () if o.packed_qkv != PackedQkv::None && !o.disentangled_projections => {
+            () if o.packed_qkv != PackedQkv::None && !o.positions.disentangled_projections => {
                 Some("packed_qkv")
             }
             () if m.kv_heads != m.heads => Some("kv_heads"),
-            () if o.relative_buckets > 0 => Some("relative_buckets"),
+            () if o.positions.relative_buckets > 0 => Some("relative_buckets"),
             () if o.latent.is_used() => Some("kv_lora_rank"),
             () => None,
         };
@@ -273,7 +273,7 @@ pub(super) fn check_disentangled(m: &Model) -> Result<(), Conflict> {
             return Err(Conflict::new(keys, message));
         }
     }
-    if o.relative_bias_per_layer && o.relative_buckets == 0 {
+    if o.positions.relative_bias_per_layer && o.positions.relative_buckets == 0 {
         let message = "there is no table of relative biases: `relative_buckets` is 0".to_owned();
         return Err(Conflict::new(
             &["relative_bias_per_layer", "relative_buckets"],

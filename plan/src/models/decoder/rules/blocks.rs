@@ -18,7 +18,7 @@ pub(super) fn check_shared_block(m: &Model) -> Result<(), Conflict> {
         && o.norm_position == NormPosition::Before
         && o.streams == 0
         && o.layer_groups == 0
-        && o.rope_local_theta.is_none();
+        && o.positions.rope_local_theta.is_none();
     if !plain {
         let message = "layers of type shared_attention need `residual` = \"sequential\" and `norm_position` = \"before\", without residual streams";
         let keys = &["layer_types", "residual", "norm_position", "streams"];

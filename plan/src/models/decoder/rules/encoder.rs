@@ -52,7 +52,7 @@ pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
         );
         return conflict(&["encoder", "heads"], message);
     }
-    if m.options.position_embedding.rotates() && !inner.head_dim.is_multiple_of(2) {
+    if m.options.positions.position_embedding.rotates() && !inner.head_dim.is_multiple_of(2) {
         let message = format!(
             "`encoder`: head_dim ({}) must be even, as rotary embeddings need it",
             inner.head_dim
@@ -91,7 +91,9 @@ fn check_encoder_windows(m: &Model, of: &TextEncoder, inner: &Model) -> Result<(
             "`encoder`: layer_types has layers with a window, whose size sliding_window gives";
         return conflict(&["encoder", "sliding_window"], message.to_owned());
     }
-    if of.summary_block > 0 && (m.options.relative_buckets == 0 || of.sliding_window.is_none()) {
+    if of.summary_block > 0
+        && (m.options.positions.relative_buckets == 0 || of.sliding_window.is_none())
+    {
         let message = "`encoder`: sums of positions (summary_block) are seen next to a window (sliding_window), by biases of `relative_buckets`";
         return conflict(&["encoder", "relative_buckets"], message.to_owned());
     }
@@ -118,7 +120,9 @@ pub(super) fn check_combinations(m: &Model) -> Result<(), Conflict> {
         let message = "an encoder needs `residual` = \"sequential\"".to_owned();
         return Err(Conflict::new(&["residual", "encoder_layers"], message));
     }
-    if o.relative_buckets > 0 && (o.position_embedding.rotates() || o.latent.is_used()) {
+    if o.positions.relative_buckets > 0
+        && (o.positions.position_embedding.rotates() || o.latent.is_used())
+    {
         let message = "`relative_buckets` are positions: `position_embedding` must be \"none\"";
         return Err(Conflict::new(
             &["relative_buckets", "position_embedding"],

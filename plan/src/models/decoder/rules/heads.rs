@@ -29,7 +29,8 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
         o.output.head,
         Head::LanguageModel | Head::SequenceClassification | Head::None
     );
-    if o.embedding.rotary_table && (!o.position_embedding.rotates() || o.latent.is_used()) {
+    if o.embedding.rotary_table && (!o.positions.position_embedding.rotates() || o.latent.is_used())
+    {
         let message = "`rotary_table` needs a rotary embedding of whole heads";
         let keys = &["rotary_table", "position_embedding", "kv_lora_rank"];
         return Err(Conflict::new(keys, message.to_owned()));

@@ -21,7 +21,7 @@ fn check_conformer(m: &Model) -> Result<(), Conflict> {
     let conflict = |keys, message: String| Err(Conflict::new(keys, message));
     if o.image.stages.is_some()
         || o.reconstruction.is_some()
-        || o.relative_buckets > 0
+        || o.positions.relative_buckets > 0
         || o.layer_scale
     {
         let message = "`conformer` has blocks of its own: it excludes `stages`, `reconstruction`, `relative_buckets` and `layer_scale`";
@@ -55,7 +55,7 @@ fn check_reconstruction(m: &Model) -> Result<(), Conflict> {
         return conflict(&["reconstruction", "max_seq_len"], message);
     }
     let plain = o.image.class_token && !o.image.distillation_token && o.image.register_tokens == 0;
-    let learned = o.position_embedding == PositionEmbedding::Learned;
+    let learned = o.positions.position_embedding == PositionEmbedding::Learned;
     let alone = o.sound.is_none() && o.image.stages.is_none() && !o.image.attention_pooling;
     if !plain || !learned || o.output.head != Head::None || o.output.pooler || !alone {
         let message = "`reconstruction` needs a row of the class alone (`class_token`), `position_embedding` = \"learned\", and no output layer (`head` = \"none\", `pooler` false)";
@@ -104,7 +104,7 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         && o.image.register_tokens == 0
         && o.image.stages.is_none();
     // Conformers may rotate queries and keys.
-    let ordered = match o.position_embedding {
+    let ordered = match o.positions.position_embedding {
         PositionEmbedding::Rotary => o.conformer.is_some(),
         other => other == PositionEmbedding::None,
     };
@@ -124,7 +124,7 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         let message = "`sound` has scores of every row (`head` = \"token_classification\") or none, and no pooler";
         return conflict(&["sound", "head", "pooler"], message.to_owned());
     }
-    if of.gated_biases && o.relative_buckets == 0 {
+    if of.gated_biases && o.positions.relative_buckets == 0 {
         let message = "`sound`: gated_biases need biases: `relative_buckets` is 0";
         return conflict(&["sound", "relative_buckets"], message.to_owned());
     }
@@ -149,7 +149,7 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     let images = m.family == Family::Vit;
     let known = matches!(
-        o.position_embedding,
+        o.positions.position_embedding,
         PositionEmbedding::Learned | PositionEmbedding::Rotary | PositionEmbedding::None
     );
     if images
