@@ -50,7 +50,7 @@ fn is_plain(model: &Model) -> bool {
     let summand = of.positions.position_embedding == PositionEmbedding::Alibi
         || of.positions.relative_buckets > 0
         || of.positions.disentangled_rows > 0;
-    let chosen = of.attention_chunk.is_some()
+    let chosen = of.layers.attention_chunk.is_some()
         || of.latent.index_n_heads > 0
         || of.output_groups > 0
         // Their attention needs masks: patches of an image see each other.

@@ -71,11 +71,11 @@ impl Model {
                 (inner.hidden as f64 / self.hidden as f64).sqrt();
         }
         if of.sliding_window.is_some() {
-            options.sliding_window = of.sliding_window;
-            options.window_from = of.window_from;
+            options.layers.sliding_window = of.sliding_window;
+            options.layers.window_from = of.window_from;
         }
         if !of.layer_types.is_empty() {
-            options.layer_types.clone_from(&of.layer_types);
+            options.layers.layer_types.clone_from(&of.layer_types);
         }
         options.global_projections = of.global_projections;
         options.encoder = Some(of);

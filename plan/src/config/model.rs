@@ -2,9 +2,9 @@
 
 use super::{
     Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Embeddings, Experts,
-    ImageEncoder, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
-    OutputHead, PackedQkv, PerLayer, Positions, QkNorm, Reconstruction, Residual, Rwkv,
-    SharedBlock, Sound, Ssm, TextEncoder, Vision,
+    ImageEncoder, Implementation, Latent, LayerPattern, LayerType, LinearAttention, Norm,
+    NormPosition, OutputHead, PackedQkv, PerLayer, Positions, QkNorm, Reconstruction, Residual,
+    Rwkv, SharedBlock, Sound, Ssm, TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -113,18 +113,6 @@ pub struct ModelOptions {
     pub key_bias: bool,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// Window size of sliding-window attention, in positions.
-    pub sliding_window: Option<u64>,
-    /// Maximum sequence length that windowed attention sees as a whole.
-    pub window_from: u64,
-    /// Chunk size in positions, in layers whose attention stays within a chunk.
-    pub attention_chunk: Option<u64>,
-    /// Layer types, repeated; empty: the sliding window, if there is one.
-    pub layer_types: Vec<LayerType>,
-    /// Key and value heads of each layer, if they differ; 0: a layer without attention.
-    pub layer_kv_heads: Vec<u64>,
-    /// Width of the feed-forward layer of each block, if they differ; 0: a block without one.
-    pub layer_ffn: Vec<u64>,
     /// Soft cap on attention scores.
     pub attention_softcap: Option<f64>,
     /// Number of residual streams (hyper-connections of DeepSeek-V4); 0: one stream, without
@@ -135,8 +123,6 @@ pub struct ModelOptions {
     pub output_groups: u64,
     /// Output width of the projection of each such group.
     pub output_rank: u64,
-    /// Number of positions per compressed key in each layer; 0: no such keys.
-    pub compress_rates: Vec<u64>,
     /// A decoder reconstructs the pixels of all patches of an image (ViT-MAE).
     pub reconstruction: Option<Reconstruction>,
     /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
@@ -150,12 +136,6 @@ pub struct ModelOptions {
     pub plain_first_block: bool,
     /// Each block multiplies the residual stream by a fixed number (Gemma 4).
     pub stream_scale: bool,
-    /// Number of groups of consecutive layers that share the weights of their first blocks; 0: each
-    /// block has separate weights.
-    pub layer_groups: u64,
-    /// Number of blocks of each group that have separate weights; the rest of the group repeats
-    /// them.
-    pub group_layers: u64,
     /// Attention has projections for global positions, although there are none (Longformer).
     pub global_projections: bool,
     /// Attention and the feed-forward layer read the same input, and both results are added to it.
@@ -185,9 +165,6 @@ pub struct ModelOptions {
     pub activation_scalars: u64,
     /// Layer outputs are multiplied by a learned vector.
     pub layer_scale: bool,
-    /// The kind of layer after attention in each block, repeated; empty: `dense_layers` and
-    /// `moe_every` decide.
-    pub mlp_layer_types: Vec<MlpType>,
     /// State-space layers.
     pub ssm: Option<Ssm>,
     /// Layers of type `rwkv`; `None`: those of RWKV-4.
@@ -218,6 +195,9 @@ pub struct ModelOptions {
     /// Keys for the positions that attention sees.
     #[serde(flatten)]
     pub positions: Positions,
+    /// Keys for what differs between layers.
+    #[serde(flatten)]
+    pub layers: LayerPattern,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -234,7 +214,7 @@ impl ModelOptions {
     /// self-attention.
     #[must_use]
     pub(crate) fn attends_to_memory(&self) -> bool {
-        let instead = self.layer_types.contains(&LayerType::Cross);
+        let instead = self.layers.layer_types.contains(&LayerType::Cross);
         self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
     }
 
@@ -268,25 +248,16 @@ impl Default for ModelOptions {
             packed_gate_up: false,
             key_bias: true,
             qk_norm: QkNorm::None,
-            sliding_window: None,
-            window_from: 0,
-            attention_chunk: None,
-            layer_types: Vec::new(),
-            layer_kv_heads: Vec::new(),
-            layer_ffn: Vec::new(),
             attention_softcap: None,
             streams: 0,
             output_groups: 0,
             output_rank: 1024,
-            compress_rates: Vec::new(),
             reconstruction: None,
             sound: None,
             conformer: None,
             inner_norm: None,
             plain_first_block: false,
             stream_scale: false,
-            layer_groups: 0,
-            group_layers: 1,
             global_projections: false,
             parallel_residual: true,
             attention_multiplier: None,
@@ -301,7 +272,6 @@ impl Default for ModelOptions {
             sub_norms: false,
             activation_scalars: 0,
             layer_scale: false,
-            mlp_layer_types: Vec::new(),
             ssm: None,
             rwkv: None,
             shared_block: None,
@@ -315,6 +285,7 @@ impl Default for ModelOptions {
             output: OutputHead::default(),
             embedding: Embeddings::default(),
             positions: Positions::default(),
+            layers: LayerPattern::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

@@ -1,8 +1,9 @@
 //! Towers before language models, which encode images or audio.
 
 use super::{
-    Activation, Bias, Conformer, Family, Head, ImageEncoder, LayerType, Model, ModelOptions, Norm,
-    NormPosition, OutputHead, PackedQkv, PositionEmbedding, Positions, QkNorm, Subsampling,
+    Activation, Bias, Conformer, Family, Head, ImageEncoder, LayerPattern, LayerType, Model,
+    ModelOptions, Norm, NormPosition, OutputHead, PackedQkv, PositionEmbedding, Positions, QkNorm,
+    Subsampling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -371,8 +372,6 @@ impl Vision {
                     false => QkNorm::from(self.qk_norm),
                 },
                 key_bias: self.key_bias,
-                layer_types: self.layer_types(),
-                attention_chunk: self.attention_chunk,
                 layer_scale: self.layer_scale,
                 conformer: self.conformer.clone(),
                 positions: Positions {
@@ -381,6 +380,11 @@ impl Vision {
                         false => PositionEmbedding::None,
                     },
                     ..Positions::default()
+                },
+                layers: LayerPattern {
+                    layer_types: self.layer_types(),
+                    attention_chunk: self.attention_chunk,
+                    ..LayerPattern::default()
                 },
                 image: ImageEncoder {
                     patch_dim: self.patch_dim,

@@ -383,7 +383,7 @@ impl Decoder {
         let encodes = m.family == Family::Bert;
         let projection = encodes.then(|| embedding::projection(d, ROOT, m)).flatten();
         let indexed = |layer| o.latent.has_indexer(layer);
-        let rate = |layer: usize| o.compress_rates.get(layer).copied();
+        let rate = |layer: usize| o.layers.compress_rates.get(layer).copied();
         let kind = |layer| {
             (
                 m.layer_type(layer),

@@ -116,7 +116,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
             ..Conflict::new(&["shared_expert_gate", "shared_expert_ffn"], message)
         });
     }
-    let listed = !m.options.mlp_layer_types.is_empty();
+    let listed = !m.options.layers.mlp_layer_types.is_empty();
     if !listed && !(0..u64::from(m.layers)).any(|layer| e.has(layer)) {
         let message = format!("none of the {} layers has experts", m.layers);
         return Err(Conflict {
@@ -211,7 +211,8 @@ fn check_blocks(m: &Model) -> Result<(), Conflict> {
         return conflict(keys, message.to_owned());
     }
     let alone = o.shared_block.is_none() && o.per_layer.layer_embedding_width == 0;
-    if e.shortcut_experts && (!plain || !alone || o.mlp_layer_types[..] != [MlpType::Dense]) {
+    if e.shortcut_experts && (!plain || !alone || o.layers.mlp_layer_types[..] != [MlpType::Dense])
+    {
         let message = "`shortcut_experts` are next to dense layers: `mlp_layer_types` must be [\"dense\"], `residual` \"sequential\" and `norm_position` \"before\"";
         let keys = &["shortcut_experts", "mlp_layer_types", "residual"];
         return conflict(keys, message.to_owned());
@@ -247,7 +248,7 @@ fn check_routed_attention(m: &Model, plain: bool) -> Result<(), Conflict> {
         && o.positions.relative_buckets == 0
         && o.positions.disentangled_rows == 0
         && o.latent.index_n_heads == 0
-        && o.layer_kv_heads.is_empty()
+        && o.layers.layer_kv_heads.is_empty()
         && o.per_layer.shared_kv_layers == 0;
     let separate = separate && !o.differential && !o.value_norm && !o.sub_norms;
     if !plain || !whole || !separate || m.bias.qkv() {

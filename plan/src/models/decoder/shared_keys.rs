@@ -90,7 +90,7 @@ impl SharedKeys {
         let mixed = o.output_groups * o.output_rank;
         let output = d.linear(at, ("o_b", "self_attn.o_b_proj"), [h, mixed], false);
         let layer = d.layer();
-        let rate = o.compress_rates.get(layer).copied().unwrap_or(0);
+        let rate = o.layers.compress_rates.get(layer).copied().unwrap_or(0);
         let chooses = o.latent.indexer_type(layer) == IndexerType::Full;
         let series = 1 + u64::from(chooses);
         let compressor =

@@ -170,7 +170,7 @@ fn a_sliding_window_limits_attention_not_the_sequence() {
     let s = read("window", MISTRAL, &[]).unwrap();
     let m = &s.model;
     assert_eq!(
-        (m.max_seq_len, m.options.sliding_window),
+        (m.max_seq_len, m.options.layers.sliding_window),
         (32768, Some(4096))
     );
     assert_eq!(parameters(&s), 7_241_732_096);
@@ -181,6 +181,7 @@ fn a_sliding_window_limits_attention_not_the_sequence() {
             .unwrap()
             .model
             .options
+            .layers
             .sliding_window
     };
     assert_eq!(window(&off), None);
@@ -189,7 +190,7 @@ fn a_sliding_window_limits_attention_not_the_sequence() {
     assert_eq!(window(&on), None);
     let on = on.replace("max_window_layers\": 28", "max_window_layers\": 21");
     let m = read("window", &on, &[]).unwrap().model;
-    assert_eq!(m.options.sliding_window, Some(131_072));
+    assert_eq!(m.options.layers.sliding_window, Some(131_072));
     let types = [20, 21].map(|layer| m.layer_type(layer));
     assert_eq!(types, [LayerType::Full, LayerType::Sliding]);
 }
@@ -419,7 +420,7 @@ fn key_heads_of_deci_are_read_per_layer() {
     for name in ["deci", "decilm"] {
         let config = config.replace("\"deci\"", &format!("\"{name}\""));
         let s = read(name, &config, &[]).unwrap();
-        assert_eq!(s.model.options.layer_kv_heads, [4, 4, 2, 1]);
+        assert_eq!(s.model.options.layers.layer_kv_heads, [4, 4, 2, 1]);
         // Embedding and head, norms, and in each layer queries and results, keys and values, and
         // the feed-forward layer.
         assert_eq!(parameters(&s), 1_112_576_000);
@@ -785,6 +786,6 @@ fn dense_layers_may_be_anywhere() {
     assert_eq!(parameters(&s), 16_369_793_024);
     let first = config.replace("[0, 5]", "[0, 1]");
     let s = read("first", &first, &[]).unwrap();
-    assert!(s.model.options.mlp_layer_types.is_empty());
+    assert!(s.model.options.layers.mlp_layer_types.is_empty());
     assert_eq!(s.model.options.experts.dense_layers, 2);
 }

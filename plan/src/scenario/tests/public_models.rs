@@ -102,7 +102,7 @@ fn public_models_make_correct_programs() {
             m.family.name(),
             m.options.model_type.clone(),
             m.options.vision.as_ref().map(tower),
-            m.options.layer_types.len(),
+            m.options.layers.layer_types.len(),
         );
         if !types.insert(kind.clone()) {
             continue;

@@ -52,7 +52,9 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     towers(s, d)?;
     compressed_keys(s, d)?;
     summaries(s, d)?;
-    if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
+    if m.options.layers.layer_types.contains(&LayerType::Sliding)
+        && m.options.layers.sliding_window.is_none()
+    {
         let message = "`layer_types` has layers with a window, whose size `sliding_window` gives";
         return Err(d.conflict(&[Key::LayerTypes, Key::SlidingWindow], message));
     }
@@ -75,7 +77,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 
 /// Refuses sequences that are shorter than what one compressed key stands for.
 fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
-    let rates = &s.model.options.compress_rates;
+    let rates = &s.model.options.layers.compress_rates;
     let longest = rates.iter().copied().max().unwrap_or_default();
     if longest <= s.train.seq_len {
         return Ok(());

@@ -30,7 +30,7 @@ pub(super) fn check_projections(m: &Model) -> Result<(), Conflict> {
         );
         return Err(Conflict::new(&["packed_qkv", "kv_heads"], message));
     }
-    if o.layer_types.contains(&LayerType::Hybrid) && o.ssm.is_none() {
+    if o.layers.layer_types.contains(&LayerType::Hybrid) && o.ssm.is_none() {
         let message = "`layer_types` has hybrid layers, whose sizes `ssm` gives".to_owned();
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
@@ -62,7 +62,7 @@ pub(super) fn check_latent(m: &Model) -> Result<(), Conflict> {
         let message = "the indexer reads compressed queries: `q_lora_rank` is 0".to_owned();
         return conflict(&["index_n_heads", "q_lora_rank"], message);
     }
-    if m.kv_heads != m.heads || !o.layer_kv_heads.is_empty() {
+    if m.kv_heads != m.heads || !o.layers.layer_kv_heads.is_empty() {
         let message = "latent attention has a key for each query".to_owned();
         return conflict(&["kv_heads", "layer_kv_heads", "kv_lora_rank"], message);
     }
@@ -88,7 +88,7 @@ pub(super) fn check_latent(m: &Model) -> Result<(), Conflict> {
 /// Refuses chunks in attention that has no form for them.
 pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if !o.layer_types.contains(&LayerType::Chunked) {
+    if !o.layers.layer_types.contains(&LayerType::Chunked) {
         return Ok(());
     }
     let biased = o.positions.relative_buckets > 0 || o.positions.disentangled_rows > 0;
@@ -153,7 +153,8 @@ pub(super) fn check_differential(m: &Model) -> Result<(), Conflict> {
         return Ok(());
     }
     let plain = !o.latent.is_used() && o.output_groups == 0 && o.value_head_dim.is_none();
-    let shares = o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layer_kv_heads.is_empty();
+    let shares =
+        o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layers.layer_kv_heads.is_empty();
     if !plain || shares || !m.kv_heads.is_multiple_of(2) {
         let message = format!(
             "`differential` divides heads into halves: it needs even `kv_heads`, not {}, of one kind of attention",
@@ -183,7 +184,7 @@ pub(super) fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
         ));
     }
     if o.output_groups == 0 {
-        return match o.compress_rates.is_empty() {
+        return match o.layers.compress_rates.is_empty() {
             true => Ok(()),
             false => Err(Conflict::new(
                 &["compress_rates", "output_groups"],
@@ -214,8 +215,8 @@ fn normalized_otherwise(at: NormPosition) -> bool {
 /// Refuses groups of layers that cannot share weights.
 pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.layer_groups == 0 {
-        return match o.group_layers {
+    if o.layers.layer_groups == 0 {
+        return match o.layers.group_layers {
             1 => Ok(()),
             _ => Err(Conflict::new(
                 &["group_layers", "layer_groups"],
@@ -232,7 +233,7 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
             message.to_owned(),
         ));
     }
-    let own = o.layer_groups * o.group_layers;
+    let own = o.layers.layer_groups * o.layers.group_layers;
     if !u64::from(m.layers).is_multiple_of(own) {
         let message = format!(
             "`layers` ({}) must be divisible by `layer_groups` x `group_layers` ({own})",
@@ -241,8 +242,9 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
         let keys = &["layers", "layer_groups", "group_layers"];
         return Err(Conflict::new(keys, message));
     }
-    let differs =
-        !o.layer_types.is_empty() || !o.layer_ffn.is_empty() || !o.layer_kv_heads.is_empty();
+    let differs = !o.layers.layer_types.is_empty()
+        || !o.layers.layer_ffn.is_empty()
+        || !o.layers.layer_kv_heads.is_empty();
     if differs {
         let message = "blocks that share weights cannot differ".to_owned();
         let keys = &["layer_groups", "layer_types", "layer_ffn", "layer_kv_heads"];

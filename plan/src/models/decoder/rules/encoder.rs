@@ -7,7 +7,7 @@ use crate::models::spec::Conflict;
 /// share.
 pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    let crosses = o.layer_types.contains(&LayerType::Cross);
+    let crosses = o.layers.layer_types.contains(&LayerType::Cross);
     if crosses && o.tower_memory().is_none() {
         let message = "`layer_types` has layers with cross attention: they need a tower, `vision` with `memory`";
         let keys = &["layer_types", "vision"];
@@ -85,8 +85,12 @@ fn check_encoder_windows(m: &Model, of: &TextEncoder, inner: &Model) -> Result<(
         );
         return conflict(&["encoder"], message);
     }
-    let slides = inner.options.layer_types.contains(&LayerType::Sliding);
-    if slides && inner.options.sliding_window.is_none() {
+    let slides = inner
+        .options
+        .layers
+        .layer_types
+        .contains(&LayerType::Sliding);
+    if slides && inner.options.layers.sliding_window.is_none() {
         let message =
             "`encoder`: layer_types has layers with a window, whose size sliding_window gives";
         return conflict(&["encoder", "sliding_window"], message.to_owned());
