@@ -6,6 +6,7 @@
 #[macro_use]
 mod words;
 
+mod attention;
 mod compile;
 mod conformer;
 mod decoder;
@@ -45,6 +46,7 @@ mod train;
 mod vision;
 
 use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
+pub use attention::AttentionOptions;
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use conformer::{Conformer, ConvolutionNorm, Distances};
 pub(crate) use decoder::ExpertCode;

@@ -511,7 +511,7 @@ impl Model {
             self.layer_type(layer),
             LayerType::Full | LayerType::FullNoRope | LayerType::Chunked
         );
-        let head_dim = self.options.full_head_dim.filter(|_| full);
+        let head_dim = self.options.attention.full_head_dim.filter(|_| full);
         let mut options = self.options.clone();
         // In OLMo Hybrid, layers without attention use pre-norm.
         let recurs = self.layer_type(layer) == LayerType::Linear;
@@ -519,8 +519,8 @@ impl Model {
             options.norm_position = NormPosition::Before;
         }
         let rotates = self.layer_type(layer) != LayerType::FullNoRope;
-        if options.qk_norm == QkNorm::AfterRopeNoWeight && !rotates {
-            options.qk_norm = QkNorm::None;
+        if options.attention.qk_norm == QkNorm::AfterRopeNoWeight && !rotates {
+            options.attention.qk_norm = QkNorm::None;
         }
         Self {
             head_dim: head_dim.unwrap_or(self.head_dim),
@@ -536,7 +536,11 @@ impl Model {
     #[must_use]
     pub(crate) fn with_inner_norm(&self) -> Self {
         let mut inner = self.clone();
-        inner.options.norm = self.options.inner_norm.unwrap_or(self.options.norm);
+        inner.options.norm = self
+            .options
+            .attention
+            .inner_norm
+            .unwrap_or(self.options.norm);
         inner
     }
 

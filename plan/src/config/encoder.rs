@@ -77,7 +77,7 @@ impl Model {
         if !of.layer_types.is_empty() {
             options.layers.layer_types.clone_from(&of.layer_types);
         }
-        options.global_projections = of.global_projections;
+        options.attention.global_projections = of.global_projections;
         options.encoder = Some(of);
         Some(inner)
     }

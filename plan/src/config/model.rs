@@ -1,10 +1,10 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Embeddings, Experts,
-    ImageEncoder, Implementation, Latent, LayerPattern, LayerType, LinearAttention, Norm,
-    NormPosition, OutputHead, PackedQkv, PerLayer, Positions, QkNorm, Reconstruction, Residual,
-    Rwkv, SharedBlock, Sound, Ssm, TextEncoder, Vision,
+    Activation, AttentionOptions, AttnImplementation, Conformer, Embeddings, Experts, ImageEncoder,
+    Implementation, Latent, LayerPattern, LayerType, LinearAttention, Norm, NormPosition,
+    OutputHead, PerLayer, Positions, Reconstruction, Residual, Rwkv, SharedBlock, Sound, Ssm,
+    TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -91,8 +91,6 @@ pub struct ModelOptions {
     /// Dropout probability on the layer outputs that are added to the residual stream, in the code
     /// of transformers.
     pub dropout: f64,
-    /// Dropout probability on attention weights.
-    pub attention_dropout: f64,
     /// `model_type` of transformers, which determines the names of weights in files.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
@@ -105,24 +103,11 @@ pub struct ModelOptions {
     pub activation: Option<Activation>,
     /// The activation is multiplied by a second projection of the input.
     pub gated_mlp: bool,
-    /// How one projection computes queries, keys and values.
-    pub packed_qkv: PackedQkv,
     /// One projection computes gate and up.
     pub packed_gate_up: bool,
-    /// Keys have a bias if queries and values have one.
-    pub key_bias: bool,
-    /// Norms of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Soft cap on attention scores.
-    pub attention_softcap: Option<f64>,
     /// Number of residual streams (hyper-connections of DeepSeek-V4); 0: one stream, without
     /// weights.
     pub streams: u64,
-    /// Groups of heads with separate output projections, in attention with one key head whose keys
-    /// are also the values (DeepSeek-V4); 0: another kind of attention.
-    pub output_groups: u64,
-    /// Output width of the projection of each such group.
-    pub output_rank: u64,
     /// A decoder reconstructs the pixels of all patches of an image (ViT-MAE).
     pub reconstruction: Option<Reconstruction>,
     /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
@@ -130,35 +115,14 @@ pub struct ModelOptions {
     /// Blocks with attention and a convolution; `None`: blocks with attention and a feed-forward
     /// layer.
     pub conformer: Option<Conformer>,
-    /// Norm of queries, keys and the last rows, if it differs from that of blocks (ESMC).
-    pub inner_norm: Option<Norm>,
     /// The first block does not normalize its input (ModernBERT).
     pub plain_first_block: bool,
     /// Each block multiplies the residual stream by a fixed number (Gemma 4).
     pub stream_scale: bool,
-    /// Attention has projections for global positions, although there are none (Longformer).
-    pub global_projections: bool,
     /// Attention and the feed-forward layer read the same input, and both results are added to it.
     pub parallel_residual: bool,
-    /// Factor of attention scores; `None`: `1 / sqrt(head_dim)`.
-    pub attention_multiplier: Option<f64>,
     /// Factor of the layer outputs that are added to the residual stream.
     pub residual_multiplier: f64,
-    /// Attention computes the difference of two halves of its heads, with learned factors
-    /// (Differential Transformer).
-    pub differential: bool,
-    /// Gate on the output of attention.
-    pub attention_gate: AttentionGate,
-    /// Attention sinks: a learned extra column per head in the softmax.
-    pub attention_sinks: AttentionSinks,
-    /// Width of a head's values, if it is not that of queries and keys.
-    pub value_head_dim: Option<u64>,
-    /// Dimension of a head in layers without a window, if it differs.
-    pub full_head_dim: Option<u64>,
-    /// Layers without a window use the keys, before norm and rotation, as values.
-    pub keys_as_values: bool,
-    /// Values are normalized, without a weight.
-    pub value_norm: bool,
     /// The inputs of the last layer of attention and of the feed-forward layer are normalized.
     pub sub_norms: bool,
     /// Number of learned scalars of each layer's activation, which plans contain but do not use.
@@ -198,6 +162,9 @@ pub struct ModelOptions {
     /// Keys for what differs between layers.
     #[serde(flatten)]
     pub layers: LayerPattern,
+    /// Keys for attention.
+    #[serde(flatten)]
+    pub attention: AttentionOptions,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -237,38 +204,21 @@ impl Default for ModelOptions {
             implementation: None,
             attn_implementation: AttnImplementation::Sdpa,
             dropout: 0.0,
-            attention_dropout: 0.0,
             model_type: None,
             norm: Norm::Rms,
             norm_position: NormPosition::Before,
             residual: Residual::Sequential,
             activation: None,
             gated_mlp: true,
-            packed_qkv: PackedQkv::None,
             packed_gate_up: false,
-            key_bias: true,
-            qk_norm: QkNorm::None,
-            attention_softcap: None,
             streams: 0,
-            output_groups: 0,
-            output_rank: 1024,
             reconstruction: None,
             sound: None,
             conformer: None,
-            inner_norm: None,
             plain_first_block: false,
             stream_scale: false,
-            global_projections: false,
             parallel_residual: true,
-            attention_multiplier: None,
             residual_multiplier: 1.0,
-            differential: false,
-            attention_gate: AttentionGate::None,
-            attention_sinks: AttentionSinks::None,
-            value_head_dim: None,
-            full_head_dim: None,
-            keys_as_values: false,
-            value_norm: false,
             sub_norms: false,
             activation_scalars: 0,
             layer_scale: false,
@@ -286,6 +236,7 @@ impl Default for ModelOptions {
             embedding: Embeddings::default(),
             positions: Positions::default(),
             layers: LayerPattern::default(),
+            attention: AttentionOptions::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

@@ -183,7 +183,7 @@ impl Mixer {
         if kind == LayerType::Cross {
             // Queries and keys are normalized in these layers only.
             let mut m = m.clone();
-            m.options.qk_norm = QkNorm::Head;
+            m.options.attention.qk_norm = QkNorm::Head;
             return Some(Self::Attention(Attention::to_memory(d, block, &m)));
         }
         if kind.has_shared_block() {
@@ -323,7 +323,7 @@ impl Ropes {
 
 /// Returns whether layers with a window have separate rotary tables.
 fn has_two_ropes(m: &Model) -> bool {
-    m.options.positions.rope_local_theta.is_some() || m.options.full_head_dim.is_some()
+    m.options.positions.rope_local_theta.is_some() || m.options.attention.full_head_dim.is_some()
 }
 
 /// Returns the rotated dimensions of a head, which has `dims`.
@@ -463,7 +463,7 @@ impl Decoder {
             return None;
         }
         let dims = rotated(m);
-        let of_full = rotated_of(m, m.options.full_head_dim.unwrap_or(m.head_dim));
+        let of_full = rotated_of(m, m.options.attention.full_head_dim.unwrap_or(m.head_dim));
         let local = has_two_ropes(m);
         let full = Rope::named(b, names, of_full, pairs);
         let sliding = if local {

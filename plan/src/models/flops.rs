@@ -178,7 +178,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
                 .map(Vision::tokens)
                 .filter(|_| crosses),
             // Values may be narrower than queries.
-            head_dim: match (m.options.latent.is_used(), m.options.value_head_dim) {
+            head_dim: match (
+                m.options.latent.is_used(),
+                m.options.attention.value_head_dim,
+            ) {
                 (true, _) => m.head_dim.midpoint(m.options.latent.v_head_dim),
                 (false, Some(values)) => m.head_dim.midpoint(values),
                 (false, None) => of.head_dim,

@@ -229,6 +229,7 @@ pub(super) fn check_rotary(m: &Model) -> Result<(), Conflict> {
     let dims = rotated(m);
     let full = m
         .options
+        .attention
         .full_head_dim
         .filter(|_| !m.options.latent.is_used());
     let full = full.map(|dims| (dims as f64 * m.options.positions.partial_rotary_factor) as u64);

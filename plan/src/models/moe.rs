@@ -235,22 +235,22 @@ fn check_routed_attention(m: &Model, plain: bool) -> Result<(), Conflict> {
         return conflict(&["routed_attention", "heads", "kv_heads", "top_k"], message);
     }
     let whole = (0..m.layers as usize).all(|layer| m.layer_type(layer) == LayerType::Full);
-    let separate = o.packed_qkv == PackedQkv::None
+    let separate = o.attention.packed_qkv == PackedQkv::None
         && !o.latent.is_used()
-        && o.output_groups == 0
-        && o.qk_norm == QkNorm::None
-        && o.attention_gate == AttentionGate::None
-        && o.attention_sinks == AttentionSinks::None
-        && o.attention_softcap.is_none()
+        && o.attention.output_groups == 0
+        && o.attention.qk_norm == QkNorm::None
+        && o.attention.attention_gate == AttentionGate::None
+        && o.attention.attention_sinks == AttentionSinks::None
+        && o.attention.attention_softcap.is_none()
         && o.positions.position_embedding != PositionEmbedding::Alibi
-        && o.value_head_dim.is_none()
-        && o.full_head_dim.is_none()
+        && o.attention.value_head_dim.is_none()
+        && o.attention.full_head_dim.is_none()
         && o.positions.relative_buckets == 0
         && o.positions.disentangled_rows == 0
         && o.latent.index_n_heads == 0
         && o.layers.layer_kv_heads.is_empty()
         && o.per_layer.shared_kv_layers == 0;
-    let separate = separate && !o.differential && !o.value_norm && !o.sub_norms;
+    let separate = separate && !o.attention.differential && !o.attention.value_norm && !o.sub_norms;
     if !plain || !whole || !separate || m.bias.qkv() {
         let message = "`routed_attention` sees all positions, without biases, norms of queries or gates: `residual` must be \"sequential\" and `norm_position` \"before\"";
         let keys = &[

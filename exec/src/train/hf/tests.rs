@@ -372,7 +372,10 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let preset = format!("model.preset={}", dir.path().join("config.json").display());
     let text = "[train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
     let read = Loaded::new(text, &[&preset]).scenario.model;
-    assert_eq!((read.options.qk_norm, read.head_dim), (QkNorm::Head, 32));
+    assert_eq!(
+        (read.options.attention.qk_norm, read.head_dim),
+        (QkNorm::Head, 32)
+    );
     // A llama without them does not accept it, and no published variant has norms and biases.
     let e = Loaded::new(LLAMA, &sets[1..]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");
@@ -801,7 +804,7 @@ fn every_model_reads_as_itself_from_its_export() {
             // Training, not the model: exports have none.
             let options = &mut again.model.options;
             options.dropout = model.options.dropout;
-            options.attention_dropout = model.options.attention_dropout;
+            options.attention.attention_dropout = model.options.attention.attention_dropout;
             options.embedding.embedding_dropout = model.options.embedding.embedding_dropout;
             let values = |m: &Model| serde_json::to_value(m).unwrap();
             let (ours, theirs) = (values(model), values(&again.model));

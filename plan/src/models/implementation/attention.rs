@@ -245,7 +245,7 @@ fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     let weights = b.g.cast(weights, dtype);
     // `attn_weights` is assigned again here.
     b.g.release(scores);
-    let weights = b.dropout(weights, b.s.model.options.attention_dropout);
+    let weights = b.dropout(weights, b.s.model.options.attention.attention_dropout);
     let weights = b.g.reshape(weights, &[batch * heads, seq, keys]);
     let out = batched(&mut b.g, weights, v);
     b.g.reshape(out, &[batch, heads, seq, width])

@@ -170,7 +170,7 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         || m.options.encoder_layers > 0
     {
         "relative biases and cross attention are not planned with documents".to_owned()
-    } else if m.options.output_groups > 0 {
+    } else if m.options.attention.output_groups > 0 {
         "compressed keys are not planned with documents".to_owned()
     } else if let Some(chunk) = uneven_chunk(s) {
         format!(

@@ -13,7 +13,7 @@ pub(super) fn check_projections(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.positions.position_embedding.rotates() {
         check_rotary(m)?;
-    } else if o.qk_norm.follows_rope() {
+    } else if o.attention.qk_norm.follows_rope() {
         let message = "`qk_norm` after the rotation needs a rotary embedding".to_owned();
         return Err(Conflict::new(&["qk_norm", "position_embedding"], message));
     }
@@ -23,7 +23,7 @@ pub(super) fn check_projections(m: &Model) -> Result<(), Conflict> {
                 .to_owned();
         return Err(Conflict::new(&["residual", "norm_position"], message));
     }
-    if o.packed_qkv == PackedQkv::PerHead && m.heads != m.kv_heads {
+    if o.attention.packed_qkv == PackedQkv::PerHead && m.heads != m.kv_heads {
         let message = format!(
             "`packed_qkv` = \"per_head\" needs a key for each query: {} heads, {} kv_heads",
             m.heads, m.kv_heads
@@ -66,11 +66,11 @@ pub(super) fn check_latent(m: &Model) -> Result<(), Conflict> {
         let message = "latent attention has a key for each query".to_owned();
         return conflict(&["kv_heads", "layer_kv_heads", "kv_lora_rank"], message);
     }
-    if o.qk_norm != QkNorm::None {
+    if o.attention.qk_norm != QkNorm::None {
         let message = "latent attention normalizes what it compresses only".to_owned();
         return conflict(&["qk_norm", "kv_lora_rank"], message);
     }
-    if o.packed_qkv != PackedQkv::None {
+    if o.attention.packed_qkv != PackedQkv::None {
         let message = "latent attention has no packed projection".to_owned();
         return conflict(&["packed_qkv", "kv_lora_rank"], message);
     }
@@ -92,7 +92,7 @@ pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
         return Ok(());
     }
     let biased = o.positions.relative_buckets > 0 || o.positions.disentangled_rows > 0;
-    if biased || o.output_groups > 0 || o.encoder_layers > 0 {
+    if biased || o.attention.output_groups > 0 || o.encoder_layers > 0 {
         let message =
             "layers of type chunked_attention have no biases of scores, compressed keys or encoder";
         let keys = &[
@@ -110,7 +110,7 @@ pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
 /// Refuses values that attention cannot fill up to the width of queries.
 pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    let Some(width) = o.value_head_dim else {
+    let Some(width) = o.attention.value_head_dim else {
         return Ok(());
     };
     if width > m.head_dim {
@@ -121,7 +121,7 @@ pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
         let keys = &["value_head_dim", "head_dim", "hidden"];
         return Err(Conflict::new(keys, message));
     }
-    let other = match o.packed_qkv {
+    let other = match o.attention.packed_qkv {
         _ if o.latent.is_used() => Some(("kv_lora_rank", "latent attention has `v_head_dim`")),
         PackedQkv::None => None,
         _ => Some((
@@ -130,7 +130,7 @@ pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
         )),
     };
     let other = other.or_else(|| {
-        let gated = o.attention_gate == AttentionGate::Element;
+        let gated = o.attention.attention_gate == AttentionGate::Element;
         gated.then_some(("attention_gate", "its gate has the width of queries"))
     });
     match other {
@@ -149,10 +149,12 @@ pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
 /// Refuses heads that differential attention cannot divide into halves.
 pub(super) fn check_differential(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if !o.differential {
+    if !o.attention.differential {
         return Ok(());
     }
-    let plain = !o.latent.is_used() && o.output_groups == 0 && o.value_head_dim.is_none();
+    let plain = !o.latent.is_used()
+        && o.attention.output_groups == 0
+        && o.attention.value_head_dim.is_none();
     let shares =
         o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layers.layer_kv_heads.is_empty();
     if !plain || shares || !m.kv_heads.is_multiple_of(2) {
@@ -183,7 +185,7 @@ pub(super) fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
             message.to_owned(),
         ));
     }
-    if o.output_groups == 0 {
+    if o.attention.output_groups == 0 {
         return match o.layers.compress_rates.is_empty() {
             true => Ok(()),
             false => Err(Conflict::new(
@@ -198,10 +200,10 @@ pub(super) fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
         let keys = &["output_groups", "kv_heads", "q_lora_rank", "kv_lora_rank"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if !wide.is_multiple_of(o.output_groups) {
+    if !wide.is_multiple_of(o.attention.output_groups) {
         let message = format!(
             "`output_groups` ({}) must divide the heads' width, {wide}",
-            o.output_groups
+            o.attention.output_groups
         );
         return Err(Conflict::new(&["output_groups", "heads"], message));
     }
@@ -259,7 +261,9 @@ pub(super) fn check_disentangled(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.positions.disentangled_rows > 0 {
         let other = match () {
-            () if o.packed_qkv != PackedQkv::None && !o.positions.disentangled_projections => {
+            () if o.attention.packed_qkv != PackedQkv::None
+                && !o.positions.disentangled_projections =>
+            {
                 Some("packed_qkv")
             }
             () if m.kv_heads != m.heads => Some("kv_heads"),

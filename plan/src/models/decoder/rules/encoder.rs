@@ -13,7 +13,9 @@ pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
         let keys = &["layer_types", "vision"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used() && o.output_groups == 0;
+    let separate = o.attention.packed_qkv == PackedQkv::None
+        && !o.latent.is_used()
+        && o.attention.output_groups == 0;
     if o.tower_memory().is_some() && (!separate || o.residual != Residual::Sequential) {
         let message =
             "attention to a tower needs separate projections and `residual` = \"sequential\"";

@@ -53,8 +53,8 @@ pub(super) fn check_heads(m: &Model) -> Result<(), Conflict> {
         let keys = &["head", "family", "head_transform"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used();
-    if o.global_projections && (m.family != Family::Bert || !separate) {
+    let separate = o.attention.packed_qkv == PackedQkv::None && !o.latent.is_used();
+    if o.attention.global_projections && (m.family != Family::Bert || !separate) {
         let message =
             "`global_projections` are those of encoders of family bert, with separate projections";
         let keys = &["global_projections", "family", "packed_qkv"];

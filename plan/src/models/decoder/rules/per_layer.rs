@@ -48,10 +48,10 @@ fn check_shared(m: &Model) -> Result<(), Conflict> {
     if o.per_layer.shared_kv_layers == 0 {
         return Ok(());
     }
-    let separate = o.packed_qkv == PackedQkv::None
+    let separate = o.attention.packed_qkv == PackedQkv::None
         && !o.latent.is_used()
-        && o.output_groups == 0
-        && o.attention_gate == AttentionGate::None
+        && o.attention.output_groups == 0
+        && o.attention.attention_gate == AttentionGate::None
         && o.tower_memory().is_none();
     if !is_plain(m) || !separate {
         return Err(Conflict::new(
