@@ -9,6 +9,7 @@ mod words;
 mod attention;
 mod compile;
 mod conformer;
+mod context;
 mod decoder;
 mod documents;
 mod embedding;
@@ -49,6 +50,7 @@ use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
 pub use attention::AttentionOptions;
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use conformer::{Conformer, ConvolutionNorm, Distances};
+pub use context::Context;
 pub(crate) use decoder::ExpertCode;
 pub use decoder::{
     Activation, AttnImplementation, Head, ImagePooling, Implementation, LayerType, Norm,

@@ -55,8 +55,8 @@ fn is_plain(model: &Model) -> bool {
         || of.latent.index_n_heads > 0
         || of.attention.output_groups > 0
         // Their attention needs masks: patches of an image see each other.
-        || of.vision.is_some()
-        || of.audio.is_some();
+        || of.context.vision.is_some()
+        || of.context.audio.is_some();
     let widest = [Some(model.head_dim), of.attention.full_head_dim];
     let widest = widest.into_iter().flatten().max().unwrap_or(0);
     !summand

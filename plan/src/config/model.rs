@@ -1,10 +1,10 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionOptions, AttnImplementation, Conformer, Embeddings, Experts, ImageEncoder,
-    Implementation, Latent, LayerPattern, LayerType, LinearAttention, Norm, NormPosition,
-    OutputHead, PerLayer, Positions, Reconstruction, Residual, Rwkv, SharedBlock, Sound, Ssm,
-    TextEncoder, Vision,
+    Activation, AttentionOptions, AttnImplementation, Conformer, Context, Embeddings, Experts,
+    ImageEncoder, Implementation, Latent, LayerPattern, LayerType, LinearAttention, Norm,
+    NormPosition, OutputHead, PerLayer, Positions, Reconstruction, Residual, Rwkv, SharedBlock,
+    Sound, Ssm,
 };
 use serde::{Deserialize, Serialize};
 
@@ -137,16 +137,6 @@ pub struct ModelOptions {
     pub shared_block: Option<SharedBlock>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
-    /// Number of blocks of an encoder whose result the decoder's blocks attend to; 0: no encoder.
-    pub encoder_layers: u64,
-    /// Where the encoder differs from the decoder.
-    pub encoder: Option<TextEncoder>,
-    /// Vision tower and projector.
-    pub vision: Option<Vision>,
-    /// Audio tower next to `vision`, and its projector.
-    pub audio: Option<Vision>,
-    /// Patches per sample, in place of those of `vision`, which has the same number.
-    pub vision_patches: Option<u64>,
     /// Keys for encoders of images.
     #[serde(flatten)]
     pub image: ImageEncoder,
@@ -165,6 +155,9 @@ pub struct ModelOptions {
     /// Keys for attention.
     #[serde(flatten)]
     pub attention: AttentionOptions,
+    /// Keys for encoders and towers whose rows a decoder reads.
+    #[serde(flatten)]
+    pub context: Context,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -182,18 +175,7 @@ impl ModelOptions {
     #[must_use]
     pub(crate) fn attends_to_memory(&self) -> bool {
         let instead = self.layers.layer_types.contains(&LayerType::Cross);
-        self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
-    }
-
-    /// Returns the towers.
-    pub(crate) fn towers(&self) -> impl Iterator<Item = &Vision> {
-        self.vision.iter().chain(&self.audio)
-    }
-
-    /// Returns the tower whose rows the blocks attend to, if there is one.
-    #[must_use]
-    pub(crate) fn tower_memory(&self) -> Option<&Vision> {
-        self.vision.as_ref().filter(|of| of.memory)
+        self.context.encoder_layers > 0 || self.context.tower_memory().is_some() && !instead
     }
 }
 
@@ -226,17 +208,13 @@ impl Default for ModelOptions {
             rwkv: None,
             shared_block: None,
             linear_attention: None,
-            encoder_layers: 0,
-            encoder: None,
-            vision: None,
-            audio: None,
-            vision_patches: None,
             image: ImageEncoder::default(),
             output: OutputHead::default(),
             embedding: Embeddings::default(),
             positions: Positions::default(),
             layers: LayerPattern::default(),
             attention: AttentionOptions::default(),
+            context: Context::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

@@ -362,9 +362,9 @@ impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
         let names = names::of(m);
-        let vision = o.vision.as_ref();
+        let vision = o.context.vision.as_ref();
         let vision = vision.map(|of| Tower::new(d, m, of, Part::First));
-        let audio = o.audio.as_ref();
+        let audio = o.context.audio.as_ref();
         let audio = audio.map(|of| Tower::new(d, m, of, Part::Audio));
         let embedding = Embedding::new(d, &names, m);
         let layer_embedding = LayerEmbedding::new(d, m);
@@ -842,7 +842,7 @@ impl Forward for Decoder {
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
-        let attends = b.s.model.options.tower_memory().is_some();
+        let attends = b.s.model.options.context.tower_memory().is_some();
         let compares = b.s.model.options.output.head == Head::Contrastive;
         let image = images.as_ref().filter(|_| compares).map(|i| i.rows);
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {

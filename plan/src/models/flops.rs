@@ -174,6 +174,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             seq: t,
             memory: m
                 .options
+                .context
                 .tower_memory()
                 .map(Vision::tokens)
                 .filter(|_| crosses),
@@ -207,6 +208,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             matmul
                 + attention
                 + m.options
+                    .context
                     .towers()
                     .map(|of| tower_attention(m, of, b))
                     .sum::<u64>()
@@ -316,7 +318,7 @@ fn encoder_attention(m: &Model, run: u64, (batch, seq): (u64, u64)) -> u64 {
     if !m.options.attends_to_memory() {
         return 0;
     }
-    let tower = m.options.vision.as_ref().map(Vision::tokens);
+    let tower = m.options.context.vision.as_ref().map(Vision::tokens);
     let cross = AttentionShape {
         batch,
         heads: m.heads,

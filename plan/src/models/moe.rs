@@ -201,9 +201,9 @@ fn check_blocks(m: &Model) -> Result<(), Conflict> {
     let plain = o.residual == Residual::Sequential
         && o.norm_position == NormPosition::Before
         && o.streams == 0
-        && o.encoder_layers == 0
+        && o.context.encoder_layers == 0
         && o.per_layer.altup.is_none()
-        && o.tower_memory().is_none()
+        && o.context.tower_memory().is_none()
         && !e.dense_and_experts;
     if e.zero_experts > 0 && (groups > 1 || e.aux_loss > 0.0) {
         let message = "`zero_experts` need a router without groups and a load-balancing loss";

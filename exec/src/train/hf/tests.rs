@@ -705,7 +705,7 @@ fn is_exported(s: &Scenario) -> bool {
     let approximates = m.options.model_type.as_deref();
     let approximates = approximates.and_then(shardlab_plan::models::approximation);
     let is_language = m.options.output.head == shardlab_plan::config::Head::LanguageModel;
-    is_language && m.options.vision.is_none() && approximates.is_none()
+    is_language && m.options.context.vision.is_none() && approximates.is_none()
 }
 
 /// Types that `exec` does not train. Their options have defaults that files do not say, so that the

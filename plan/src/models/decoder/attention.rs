@@ -224,7 +224,7 @@ impl Attention {
 
     /// Declares a block's attention to what an encoder or a tower computes.
     pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        let rows = m.options.tower_memory().map(Vision::tokens);
+        let rows = m.options.context.tower_memory().map(Vision::tokens);
         Self::named(d, block, "cross_attention", m, (rows, m.memory_width()))
     }
 

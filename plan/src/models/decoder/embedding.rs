@@ -132,7 +132,12 @@ impl Embedding {
     /// Declares what an encoder reads if it has a table of tokens of its own, or positions are a
     /// table: the same table of tokens, and one of positions of its own.
     pub(super) fn of_encoder(&self, d: &mut Declare, at: ModuleId, m: &Model) -> Option<Tables> {
-        if m.options.encoder.as_ref().is_some_and(|of| of.own_tokens) {
+        if m.options
+            .context
+            .encoder
+            .as_ref()
+            .is_some_and(|of| of.own_tokens)
+        {
             let names = ("tok_embeddings", "");
             let tokens = d.table(at, names, ModuleKind::Embedding, [m.vocab, m.hidden]);
             let has_positions = m.options.positions.position_embedding.is_table();

@@ -45,8 +45,8 @@ impl Output {
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
         // The head of T5 and BART has a layer of its own before the scores, T5Gemma's has none.
-        let pair = m.options.encoder_layers > 0;
-        let alone = m.options.encoder.is_some();
+        let pair = m.options.context.encoder_layers > 0;
+        let alone = m.options.context.encoder.is_some();
         let transforms = match kind {
             Head::LanguageModel | Head::SequenceClassification
                 if m.options.output.output_transform =>

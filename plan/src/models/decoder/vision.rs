@@ -29,8 +29,8 @@ pub(in crate::models) fn scenarios(s: &Scenario) -> Parts<Scenario> {
         inner.train.seq_len = of.rows();
         inner
     };
-    let first = o.vision.as_ref().map(of_tower);
-    let audio = o.audio.as_ref().map(of_tower);
+    let first = o.context.vision.as_ref().map(of_tower);
+    let audio = o.context.audio.as_ref().map(of_tower);
     [first.or_else(|| seq2seq::scenario(s)), audio]
 }
 

@@ -498,12 +498,12 @@ fn a_whole_may_lack_its_tower() {
     let mut file: serde_json::Value = serde_json::from_str(GEMMA4).unwrap();
     file["vision_config"] = serde_json::Value::Null;
     let alone = read("no-tower", &file.to_string(), &[]).unwrap();
-    assert!(alone.model.options.vision.is_none());
+    assert!(alone.model.options.context.vision.is_none());
     assert_eq!(parameters(&alone), 276_656);
     // An audio tower may be there alone.
     file["audio_config"] = serde_json::json!({});
     let sounds = read("sounds", &file.to_string(), &[]).unwrap();
-    assert!(sounds.model.options.audio.is_none());
+    assert!(sounds.model.options.context.audio.is_none());
     assert_eq!(parameters(&sounds), 305_199_568);
     let asked = read(
         "sounds",

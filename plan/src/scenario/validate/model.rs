@@ -92,7 +92,7 @@ fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
 
 /// Refuses sequences that are shorter than the block of positions that one sum stands for.
 fn summaries(s: &Scenario, d: &Document) -> Checked {
-    let encoder = s.model.options.encoder.as_ref();
+    let encoder = s.model.options.context.encoder.as_ref();
     let block = encoder.map_or(0, |of| of.summary_block);
     if block <= s.train.seq_len {
         return Ok(());
@@ -108,10 +108,10 @@ fn summaries(s: &Scenario, d: &Document) -> Checked {
 /// Refuses towers whose sizes do not fit, and samples without room for text.
 fn towers(s: &Scenario, d: &Document) -> Checked {
     let options = &s.model.options;
-    if let Some(of) = &options.audio {
+    if let Some(of) = &options.context.audio {
         tower(s, d, Key::Audio, of)?;
-        let memory = of.memory || options.tower_memory().is_some();
-        if options.vision.is_none()
+        let memory = of.memory || options.context.tower_memory().is_some();
+        if options.context.vision.is_none()
             || of.vector
             || options.output.head == Head::Contrastive
             || memory
@@ -120,23 +120,23 @@ fn towers(s: &Scenario, d: &Document) -> Checked {
             return Err(d.conflict(&[Key::Audio, Key::Vision], message));
         }
     }
-    let Some(of) = &options.vision else {
-        if options.vision_patches.is_none() {
+    let Some(of) = &options.context.vision else {
+        if options.context.vision_patches.is_none() {
             return Ok(());
         }
         let message = "`vision_patches` needs a tower: there is no `vision`";
         return Err(d.conflict(&[Key::VisionPatches, Key::Vision], message));
     };
     tower(s, d, Key::Vision, of)?;
-    if options.encoder_layers > 0 {
+    if options.context.encoder_layers > 0 {
         let message = "a model with an encoder has no tower";
         return Err(d.conflict(&[Key::Vision, Key::EncoderLayers], message));
     }
-    let tokens: u64 = options.towers().map(Vision::tokens).sum();
+    let tokens: u64 = options.context.towers().map(Vision::tokens).sum();
     if of.vector || of.memory || tokens < s.train.seq_len {
         return Ok(());
     }
-    let more = match &options.audio {
+    let more = match &options.context.audio {
         Some(audio) => format!(" and the {} of a sound (`audio`)", audio.tokens()),
         None => String::new(),
     };

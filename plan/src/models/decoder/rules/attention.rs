@@ -92,7 +92,7 @@ pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
         return Ok(());
     }
     let biased = o.positions.relative_buckets > 0 || o.positions.disentangled_rows > 0;
-    if biased || o.attention.output_groups > 0 || o.encoder_layers > 0 {
+    if biased || o.attention.output_groups > 0 || o.context.encoder_layers > 0 {
         let message =
             "layers of type chunked_attention have no biases of scores, compressed keys or encoder";
         let keys = &[
@@ -155,8 +155,9 @@ pub(super) fn check_differential(m: &Model) -> Result<(), Conflict> {
     let plain = !o.latent.is_used()
         && o.attention.output_groups == 0
         && o.attention.value_head_dim.is_none();
-    let shares =
-        o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layers.layer_kv_heads.is_empty();
+    let shares = o.context.tower_memory().is_some()
+        || o.context.encoder_layers > 0
+        || !o.layers.layer_kv_heads.is_empty();
     if !plain || shares || !m.kv_heads.is_multiple_of(2) {
         let message = format!(
             "`differential` divides heads into halves: it needs even `kv_heads`, not {}, of one kind of attention",
@@ -171,14 +172,14 @@ pub(super) fn check_differential(m: &Model) -> Result<(), Conflict> {
 /// Refuses sizes and options that attention with one head of keys does not have.
 pub(super) fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.streams > 0 && (o.residual != Residual::Sequential || o.vision.is_some()) {
+    if o.streams > 0 && (o.residual != Residual::Sequential || o.context.vision.is_some()) {
         let message = "residual streams need `residual` = \"sequential\", without a vision tower";
         return Err(Conflict::new(
             &["streams", "residual", "vision"],
             message.to_owned(),
         ));
     }
-    if o.streams > 0 && (o.encoder_layers > 0 || normalized_otherwise(o.norm_position)) {
+    if o.streams > 0 && (o.context.encoder_layers > 0 || normalized_otherwise(o.norm_position)) {
         let message = "residual streams need `norm_position` = \"before\", without an encoder";
         return Err(Conflict::new(
             &["streams", "norm_position", "encoder_layers"],

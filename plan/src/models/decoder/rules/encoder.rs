@@ -8,7 +8,7 @@ use crate::models::spec::Conflict;
 pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     let crosses = o.layers.layer_types.contains(&LayerType::Cross);
-    if crosses && o.tower_memory().is_none() {
+    if crosses && o.context.tower_memory().is_none() {
         let message = "`layer_types` has layers with cross attention: they need a tower, `vision` with `memory`";
         let keys = &["layer_types", "vision"];
         return Err(Conflict::new(keys, message.to_owned()));
@@ -16,7 +16,7 @@ pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
     let separate = o.attention.packed_qkv == PackedQkv::None
         && !o.latent.is_used()
         && o.attention.output_groups == 0;
-    if o.tower_memory().is_some() && (!separate || o.residual != Residual::Sequential) {
+    if o.context.tower_memory().is_some() && (!separate || o.residual != Residual::Sequential) {
         let message =
             "attention to a tower needs separate projections and `residual` = \"sequential\"";
         let keys = &["vision", "packed_qkv", "kv_lora_rank", "residual"];
@@ -32,7 +32,7 @@ pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
 
 /// Refuses sizes of an encoder that do not fit together.
 pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
-    let Some(of) = &m.options.encoder else {
+    let Some(of) = &m.options.context.encoder else {
         return Ok(());
     };
     let conflict = |keys, message: String| Err(Conflict::new(keys, message));
@@ -71,7 +71,7 @@ pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
     check_encoder_windows(m, of, &inner)?;
     // Its blocks follow the same rules.
     let mut plain = inner;
-    plain.options.encoder = None;
+    plain.options.context.encoder = None;
     plain.options.output.head = Head::LanguageModel;
     super::check(&plain)
 }
@@ -113,7 +113,7 @@ pub(super) fn check_combinations(m: &Model) -> Result<(), Conflict> {
         let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
     }
-    if o.encoder_layers > 0
+    if o.context.encoder_layers > 0
         && matches!(
             o.output.head,
             Head::Pretraining | Head::Vector | Head::Contrastive
@@ -122,7 +122,7 @@ pub(super) fn check_combinations(m: &Model) -> Result<(), Conflict> {
         let message = "encoders with decoders have no such `head`".to_owned();
         return Err(Conflict::new(&["head", "encoder_layers"], message));
     }
-    if o.encoder_layers > 0 && o.residual != Residual::Sequential {
+    if o.context.encoder_layers > 0 && o.residual != Residual::Sequential {
         let message = "an encoder needs `residual` = \"sequential\"".to_owned();
         return Err(Conflict::new(&["residual", "encoder_layers"], message));
     }

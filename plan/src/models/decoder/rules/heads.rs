@@ -60,11 +60,11 @@ pub(super) fn check_heads(m: &Model) -> Result<(), Conflict> {
         let keys = &["global_projections", "family", "packed_qkv"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.output.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
+    if o.output.head == Head::Contrastive && o.context.vision.as_ref().is_none_or(|of| of.memory) {
         let message = "`head` = \"contrastive\" compares texts with images of a tower: `vision`, without `memory`";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));
     }
-    let vector = o.vision.as_ref().is_some_and(|of| of.vector);
+    let vector = o.context.vision.as_ref().is_some_and(|of| of.vector);
     if vector != (o.output.head == Head::Contrastive) {
         let message = "`vision` with `vector` and `head` = \"contrastive\" need each other";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));
