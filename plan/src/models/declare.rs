@@ -114,6 +114,7 @@ impl Declare {
                 starts: Vec::new(),
                 linears: Vec::new(),
                 rows: vec![None],
+                lookups: vec![false],
                 skipped: Vec::new(),
                 same_code: true,
             },
@@ -160,6 +161,7 @@ impl Declare {
         });
         self.tree.own.push([None, None]);
         self.tree.rows.push(self.rows);
+        self.tree.lookups.push(false);
         id
     }
 
@@ -288,7 +290,15 @@ impl Declare {
         shape: [u64; 2],
     ) -> Layer {
         let module = self.module(parent, name, kind);
-        self.parameters(module, hf, &shape, false)
+        let table = self.parameters(module, hf, &shape, false);
+        self.lookup(table);
+        table
+    }
+
+    /// States that a layer's weight is no operand of a matmul that model FLOPs count: it is looked
+    /// up or added, or its arithmetic is counted with that of attention.
+    pub(crate) fn lookup(&mut self, layer: Layer) {
+        self.tree.lookups[layer.0.index()] = true;
     }
 
     /// Declares a norm over the last dimension.

@@ -1,6 +1,9 @@
 //! Model FLOPs: the arithmetic that a step needs, independent of how it is computed. FLOPs of
 //! recompute do not count.
 
+#[cfg(test)]
+mod tests;
+
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
 use crate::config::{LayerType, Model, Rwkv, Scenario, Stages, Vision};
@@ -103,6 +106,25 @@ const OF_DISTANCES: [&str; 3] = [
     ".attention.bias_v.weight",
 ];
 
+/// Returns whether a parameter is looked up or added, by its name.
+fn is_table(name: &str) -> bool {
+    let inner = name.strip_prefix("vision.");
+    let inner = inner.or_else(|| name.strip_prefix("audio."));
+    let tables = ["positions.weight", "unused.weight"];
+    let of_tower =
+        inner.is_some_and(|inner| tables.contains(&inner) || inner.starts_with("tiles."));
+    name.starts_with("tok_embeddings.")
+        || name.starts_with("encoder.tok_embeddings.")
+        || name.starts_with("encoder.wpe.")
+        || name == "rotary_table.weight"
+        || name.starts_with("vision.qformer.tokens.")
+        || name.starts_with("vision.qformer.positions.")
+        || name == "layer_embeddings.table.weight"
+        || name.ends_with(".attention.bias.weight")
+        || OF_DISTANCES.iter().any(|end| name.ends_with(end))
+        || of_tower
+}
+
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
@@ -113,26 +135,8 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let spec = m.family.spec();
     let images = spec.inputs == Inputs::Images;
     let tokens = if images { b } else { b * t };
-    // A tied table multiplies once, as the head; an untied embedding table never does.
-    let of_tower = |name: &str| {
-        let inner = name.strip_prefix("vision.");
-        let inner = inner.or_else(|| name.strip_prefix("audio."));
-        let tables = ["positions.weight", "unused.weight"];
-        inner.is_some_and(|inner| tables.contains(&inner) || inner.starts_with("tiles."))
-    };
-    let is_table = |name: &str| {
-        name.starts_with("tok_embeddings.")
-            || name.starts_with("encoder.tok_embeddings.")
-            || name.starts_with("encoder.wpe.")
-            || name == "rotary_table.weight"
-            || name.starts_with("vision.qformer.tokens.")
-            || name.starts_with("vision.qformer.positions.")
-            || name == "layer_embeddings.table.weight"
-            || name.ends_with(".attention.bias.weight")
-            || OF_DISTANCES.iter().any(|end| name.ends_with(end))
-            || of_tower(name)
-    };
-    // Blocks may share the weights of one.
+    // Blocks may share the weights of one. A tied table multiplies once, as the head; an untied
+    // embedding table never does.
     let uses = |p: &Param, tree: &Tree| {
         let used = p.modules.iter().filter(|&&m| !tree.skips(m)).count() as u64;
         if is_table(&p.name) { 1 } else { used }

@@ -129,7 +129,9 @@ impl Staged {
         let patch_norm = d.norm(ROOT, ("patch_norm", ""), h, true, Order::Declared);
         let positions = of.positions.then(|| {
             let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
-            d.parameters(module, "", &[1, first.rows(), h], false)
+            let table = d.parameters(module, "", &[1, first.rows(), h], false);
+            d.lookup(table);
+            table
         });
         d.blocks_differ();
         let blocks = d.blocks(m, "", |d, module, m| Block::new(d, module, m, of));

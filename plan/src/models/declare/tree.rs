@@ -48,6 +48,10 @@ pub(crate) struct Tree {
     pub(super) linears: Vec<Linear>,
     /// Rows per sample that each module works on, if they are not the tokens.
     pub(super) rows: Vec<Option<u64>>,
+    /// Whether a module's weight is looked up or added, by module ([`Declare::lookup`]).
+    ///
+    /// [`Declare::lookup`]: super::Declare::lookup
+    pub(super) lookups: Vec<bool>,
     /// Whether a module is part of a block that the forward skips, by module; empty if it skips
     /// none.
     pub(crate) skipped: Vec<bool>,
@@ -142,6 +146,12 @@ impl Tree {
     /// Returns the rows per sample that a module works on, if they are not the tokens.
     pub(crate) fn rows(&self, m: ModuleId) -> Option<u64> {
         self.rows[m.index()]
+    }
+
+    /// Returns whether a module's weight is looked up or added.
+    #[cfg(test)]
+    pub(crate) fn looks_up(&self, m: ModuleId) -> bool {
+        self.lookups[m.index()]
     }
 
     /// Leaves out the blocks whose paths `which` holds for.

@@ -265,7 +265,9 @@ impl Patches {
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
         let of = |d: &mut Declare, name, hf, shape: &[u64]| {
             let module = d.module(module, name, ModuleKind::Layer);
-            d.parameters(module, hf, shape, false)
+            let layer = d.parameters(module, hf, shape, false);
+            d.lookup(layer);
+            layer
         };
         let h = m.hidden;
         let class = (m.options.image.class_token).then(|| of(d, "class", "", &[1, 1, h]));
