@@ -148,12 +148,6 @@ impl Tree {
         self.rows[m.index()]
     }
 
-    /// Returns whether a module's weight is looked up or added.
-    #[cfg(test)]
-    pub(crate) fn looks_up(&self, m: ModuleId) -> bool {
-        self.lookups[m.index()]
-    }
-
     /// Leaves out the blocks whose paths `which` holds for.
     pub(crate) fn skip(&mut self, which: impl Fn(&str) -> bool) {
         let mut skipped = vec![false; self.modules.len()];
@@ -176,6 +170,13 @@ impl Tree {
     /// Returns whether the forward skips all modules that use a parameter.
     pub(crate) fn skips_param(&self, p: &Param) -> bool {
         p.modules.iter().all(|&m| self.skips(m))
+    }
+
+    /// Returns how many modules that the forward runs multiply their input by a parameter. Blocks
+    /// may share it. A tied table is multiplied once, as the head.
+    pub(crate) fn multiplications(&self, p: &Param) -> u64 {
+        let run = p.modules.iter().filter(|&&m| !self.skips(m));
+        run.filter(|m| !self.lookups[m.index()]).count() as u64
     }
 
     /// Returns the numbers of the blocks that the forward runs.

@@ -2,41 +2,53 @@ use super::*;
 use crate::models::declare;
 use crate::scenario;
 
-/// Returns the scenario of a file of `tests/data/configs`; `None` if it is refused.
-fn scenario_of(config: &str) -> Option<Scenario> {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/configs");
+/// Returns the model FLOPs of a sequence of 32 tokens.
+fn flops_of(model: &str) -> u64 {
     let text = format!(
-        "[model]\npreset = \"{root}/{config}\"\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 1\n"
+        "[model]\n{model}\n[train]\nseq_len = 32\nmicro_batch = 1\n\
+         [mesh]\nhardware = \"h100-80\"\ndp_shard = 1\n"
     );
-    scenario::parse("test", &text, &[]).ok()
+    let s = scenario::parse("test", &text, &[]).unwrap();
+    let tree = declare(&s, s.model.layers).tree;
+    model_flops(&s, &tree, &Backward::whole(&tree)).0.0
 }
 
-/// The names miss tables of relative positions (DeBERTa) and of biases (T5), and have the linear
-/// layer after a narrow table of tokens (OPT).
-#[test]
-fn lookups_are_the_parameters_whose_names_say_so() {
+/// Returns the key of `[model]` for a file of `tests/data/configs`.
+fn config(name: &str) -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/configs");
-    let mut differ = Vec::new();
-    let mut read = 0;
-    for file in std::fs::read_dir(root).unwrap() {
-        let name = file.unwrap().file_name();
-        let Some(s) = scenario_of(name.to_str().unwrap()) else {
-            continue;
-        };
-        read += 1;
-        let tree = declare(&s, s.model.layers).tree;
-        let matrices = tree.params.iter().filter(|p| weight(p).len() > 1);
-        for p in matrices.filter(|p| is_table(&p.name) != tree.looks_up(p.modules[0])) {
-            differ.push(p.name.clone());
-        }
-    }
-    assert!(read > 300, "{read}");
-    let known = [
-        "tok_embeddings.project_in.weight",
-        "relative.positions.weight",
-        "relative_bias.weight",
-        "summary_bias.weight",
-    ];
-    differ.retain(|name| !known.iter().any(|end| name.ends_with(end)));
-    assert_eq!(differ, Vec::<String>::new());
+    format!("preset = \"{root}/{name}.json\"")
+}
+
+/// OPT projects narrow embeddings to the width of the model and back. Both projections count, as
+/// does the head, and the table of tokens does not.
+#[test]
+fn model_flops_count_projections_of_embeddings() {
+    let (d, narrow, ffn, layers, vocab, tokens) = (64, 24, 96, 3, 256, 32);
+    let matmuls = layers * (4 * d * d + 2 * d * ffn) + 2 * d * narrow + vocab * narrow;
+    let attention = 3 * layers * 2 * d * tokens * tokens;
+    let opt = flops_of(&config("tiny--opt-keys"));
+    assert_eq!(opt, 6 * tokens * matmuls + attention);
+}
+
+/// DeBERTa looks up all rows of its table of relative positions.
+#[test]
+fn model_flops_do_not_count_tables_of_relative_positions() {
+    let (d, ffn, layers, vocab, tokens) = (64, 96, 3, 256, 32);
+    // The last ones are the layer before the head, and the head.
+    let matmuls = layers * (4 * d * d + 2 * d * ffn) + d * d + vocab * d;
+    let attention = 3 * layers * 4 * d * tokens * tokens;
+    let deberta = flops_of(&config("tiny--deberta-v2"));
+    assert_eq!(deberta, 6 * tokens * matmuls + attention);
+}
+
+/// T5 looks up its biases, too.
+#[test]
+fn model_flops_do_not_count_tables_of_relative_biases() {
+    let with = |buckets: u64| {
+        flops_of(&format!(
+            "{}\nrelative_buckets = {buckets}",
+            config("tiny--t5")
+        ))
+    };
+    assert_eq!(with(32), with(64));
 }
