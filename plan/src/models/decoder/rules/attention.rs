@@ -121,29 +121,26 @@ pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
         let keys = &["value_head_dim", "head_dim", "hidden"];
         return Err(Conflict::new(keys, message));
     }
-    let other = match o.attention.packed_qkv {
-        _ if o.latent.is_used() => Some(("kv_lora_rank", "latent attention has `v_head_dim`")),
+    let gated = o.attention.attention_gate == AttentionGate::Element;
+    let conflict: Option<(&'static [_], _)> = match o.attention.packed_qkv {
+        _ if o.latent.is_used() => Some((
+            &["value_head_dim", "kv_lora_rank"],
+            "latent attention has `v_head_dim`",
+        )),
+        PackedQkv::None if gated => Some((
+            &["value_head_dim", "attention_gate"],
+            "its gate has the width of queries",
+        )),
         PackedQkv::None => None,
         _ => Some((
-            "packed_qkv",
+            &["value_head_dim", "packed_qkv"],
             "a packed projection makes values of one width",
         )),
     };
-    let other = other.or_else(|| {
-        let gated = o.attention.attention_gate == AttentionGate::Element;
-        gated.then_some(("attention_gate", "its gate has the width of queries"))
-    });
-    match other {
-        None => Ok(()),
-        Some((key, why)) => Err(Conflict::new(
-            match key {
-                "kv_lora_rank" => &["value_head_dim", "kv_lora_rank"],
-                "packed_qkv" => &["value_head_dim", "packed_qkv"],
-                _ => &["value_head_dim", "attention_gate"],
-            },
-            format!("`value_head_dim` needs separate values: {why}"),
-        )),
-    }
+    conflict.map_or(Ok(()), |(keys, why)| {
+        let message = format!("`value_head_dim` needs separate values: {why}");
+        Err(Conflict::new(keys, message))
+    })
 }
 
 /// Refuses heads that differential attention cannot divide into halves.
