@@ -202,8 +202,8 @@ impl Declare {
         blocks
     }
 
-    /// Declares the first modules of a block, which have the weights of the same ones of the block
-    /// of layer `with`, if there is one.
+    /// Declares the first modules of a block. They share the weights of the same modules of block
+    /// `with`, if it is given.
     pub(crate) fn sharing<T>(
         &mut self,
         with: Option<usize>,

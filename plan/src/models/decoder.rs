@@ -171,7 +171,7 @@ enum Mixer {
 }
 
 impl Mixer {
-    /// Declares that of a layer; `m` is the model as the layer has it.
+    /// Declares the mixer of a layer. `m` holds the options of this layer.
     fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Option<Self> {
         let kind = m.layer_type(layer);
         if let Some(shared) = SharedKeys::new(d, block, m) {
@@ -274,8 +274,8 @@ impl FeedForward {
         }
     }
 
-    /// Applies it to `y`, of which `x` is what the norm read; returns what it adds to the residual
-    /// stream. Appends the logits of a router.
+    /// Applies the layer to `y = norm(x)`. Returns its contribution to the residual stream. Appends
+    /// the logits of a router to `routers`.
     fn forward(
         &self,
         b: &mut Builder<'_>,
@@ -633,8 +633,8 @@ impl Block {
         b.within(scales[part].module(), |b| b.g.binary(OpKind::Mul, x, w))
     }
 
-    /// Returns what a part of the block reads of `x`, and the weights of its residual streams;
-    /// without streams, twice `x`.
+    /// Returns the input of a part of the block and the stream weights. Without residual streams,
+    /// both are `x`.
     fn read(&self, b: &mut Builder<'_>, part: usize, x: ValueId) -> [ValueId; 2] {
         self.streams.map_or([x, x], |all| all[part].collapse(b, x))
     }
@@ -785,8 +785,8 @@ fn tanh_gate(b: &mut Builder<'_>, gate: Layer) -> ValueId {
     })
 }
 
-/// Returns `h`, `[batch, seq, hidden]`, with as many of its first rows as `like` has replaced by
-/// what `by` makes of them.
+/// Applies `by` to the first `n` rows of `h`, `[batch, seq, hidden]`, where `n` is the number of
+/// rows of `like`. Returns `h` with these rows replaced.
 fn with_first(
     b: &mut Builder<'_>,
     h: ValueId,

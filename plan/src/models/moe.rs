@@ -99,7 +99,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
         });
     }
     if e.router_bias_update_speed > 0.0 && !e.router_bias {
-        let message = "`router_bias_update_speed` moves biases that the routers do not have";
+        let message = "`router_bias_update_speed` has no effect without `router_bias`";
         let keys = &["router_bias_update_speed", "router_bias"];
         return Err(Conflict {
             help: Some("set router_bias = true"),

@@ -228,8 +228,8 @@ impl Attention {
         Self::named(d, block, "cross_attention", m, (rows, m.memory_width()))
     }
 
-    /// Declares a block's attention as a module of this name, whose keys and values come from as
-    /// many rows as there are tokens or from `rows` per sample, of this width.
+    /// Declares attention named `name`. Keys and values are computed from rows of width `source`:
+    /// `rows` per sample, or the tokens if `rows` is `None`.
     fn named(
         d: &mut Declare,
         block: ModuleId,

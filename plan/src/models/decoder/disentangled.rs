@@ -1,10 +1,9 @@
 //! Attention with a table of relative positions (DeBERTa).
 //!
 //! Each layer projects the table with its query and key projections, or with projections for the
-//! table alone (DeBERTa v1), and adds the entry for the
-//! distance of each pair of positions to its score. DeBERTa multiplies projected positions with the
-//! queries and keys of each sample; the plan adds biases that all samples share, which launches
-//! fewer kernels.
+//! table alone (DeBERTa v1), and adds the entry for the distance of each pair of positions to its
+//! score. DeBERTa multiplies projected positions with the queries and keys of each sample. The plan
+//! adds biases that all samples share, which launches fewer kernels.
 
 use super::norm::Norm;
 use crate::config::Model;
@@ -46,8 +45,8 @@ impl Relative {
     }
 }
 
-/// Declares a layer's projections of the table, if they are not those of queries and keys: of what
-/// keys and queries are multiplied by.
+/// Declares the layer's own projections of the table to queries and keys, unless it shares those of
+/// the tokens.
 pub(super) fn projections(d: &mut Declare, at: ModuleId, m: &Model) -> Option<[Layer; 2]> {
     let o = &m.options;
     (o.positions.disentangled_projections && o.positions.disentangled_rows > 0).then(|| {

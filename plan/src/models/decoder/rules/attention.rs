@@ -18,10 +18,10 @@ pub(super) fn check_projections(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(&["qk_norm", "position_embedding"], message));
     }
     if o.norm_position == NormPosition::After && o.residual == Residual::ParallelOneNorm {
-        let message =
-            "a norm that attention and the feed-forward layer share is one of what they read"
-                .to_owned();
-        return Err(Conflict::new(&["residual", "norm_position"], message));
+        let message = "`residual` = \"parallel_one_norm\" shares a norm on the input, so \
+                       `norm_position` cannot be \"after\"";
+        let keys = &["residual", "norm_position"];
+        return Err(Conflict::new(keys, message.to_owned()));
     }
     if o.attention.packed_qkv == PackedQkv::PerHead && m.heads != m.kv_heads {
         let message = format!(
@@ -271,7 +271,7 @@ pub(super) fn check_disentangled(m: &Model) -> Result<(), Conflict> {
         };
         if let Some(other) = other {
             let message = format!(
-                "`disentangled_rows` needs a key for each query, with projections of their own and no other biases: `{other}` excludes that"
+                "`disentangled_rows` needs separate projections, one key head per query head and no other position biases; `{other}` conflicts"
             );
             let keys = &["disentangled_rows", "packed_qkv", "kv_heads"];
             return Err(Conflict::new(keys, message));

@@ -36,7 +36,8 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(keys, message.to_owned()));
     }
     if o.output.output_transform && (!decodes || !known || o.embedding.embedding_width.is_some()) {
-        let message = "`output_transform` is one of decoders with logits, or scores of sequences";
+        let message = "`output_transform` needs a decoder with a language-model or \
+                       sequence-classification head and no `embedding_width`";
         let keys = &["output_transform", "head", "family", "embedding_width"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
