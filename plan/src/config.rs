@@ -6,18 +6,24 @@
 #[macro_use]
 mod words;
 
+mod attention;
 mod compile;
 mod conformer;
+mod context;
 mod decoder;
 mod documents;
+mod embedding;
 mod encoder;
 mod experts;
 mod expression;
 mod float8;
 mod fsdp;
 mod gate;
+mod head;
 mod hybrid;
+mod image;
 mod latent;
+mod layers;
 mod lora;
 mod mesh;
 mod model;
@@ -26,6 +32,7 @@ mod moe;
 mod param_groups;
 pub(crate) mod pattern;
 mod per_layer;
+mod positions;
 mod precision;
 pub(crate) mod reach;
 mod reconstruction;
@@ -40,14 +47,17 @@ mod train;
 mod vision;
 
 use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
+pub use attention::AttentionOptions;
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use conformer::{Conformer, ConvolutionNorm, Distances};
+pub use context::Context;
 pub(crate) use decoder::ExpertCode;
 pub use decoder::{
     Activation, AttnImplementation, Head, ImagePooling, Implementation, LayerType, Norm,
     NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 pub use documents::{DataDocuments, DocumentLengths, LengthDistribution, MeasuredLengths};
+pub use embedding::Embeddings;
 pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use expression::{Expression, Patterns};
@@ -57,8 +67,11 @@ pub use fsdp::{
     Prefetch, PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
+pub use head::OutputHead;
 pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
+pub use image::ImageEncoder;
 pub use latent::{IndexerType, Latent};
+pub use layers::LayerPattern;
 pub use lora::{LayerAdapter, Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
@@ -67,6 +80,7 @@ pub(crate) use module_selector::saves;
 pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use per_layer::{AltUp, PerLayer};
+pub use positions::Positions;
 pub use precision::{FrozenType, MomentType, Precision};
 pub use reach::{NodeReach, Reach};
 pub use reconstruction::Reconstruction;

@@ -33,7 +33,8 @@ fn supports(base: &Scenario, implementation: AttnImplementation) -> bool {
         AttnImplementation::Eager => true,
         // `scaled_dot_product_attention` has arguments for neither.
         AttnImplementation::Sdpa => {
-            of.attention_softcap.is_none() && of.attention_sinks == AttentionSinks::None
+            of.attention.attention_softcap.is_none()
+                && of.attention.attention_sinks == AttentionSinks::None
         }
         AttnImplementation::FlashAttention2 => {
             let is_half = matches!(base.precision.compute, DType::Bf16 | DType::F16);
@@ -47,18 +48,21 @@ fn supports(base: &Scenario, implementation: AttnImplementation) -> bool {
 /// from pair to pair, no sink, and no choice of positions other than a window.
 fn is_plain(model: &Model) -> bool {
     let of = &model.options;
-    let summand = of.position_embedding == PositionEmbedding::Alibi
-        || of.relative_buckets > 0
-        || of.disentangled_rows > 0;
-    let chosen = of.attention_chunk.is_some()
+    let summand = of.positions.position_embedding == PositionEmbedding::Alibi
+        || of.positions.relative_buckets > 0
+        || of.positions.disentangled_rows > 0;
+    let chosen = of.layers.attention_chunk.is_some()
         || of.latent.index_n_heads > 0
-        || of.output_groups > 0
+        || of.attention.output_groups > 0
         // Their attention needs masks: patches of an image see each other.
-        || of.vision.is_some()
-        || of.audio.is_some();
-    let widest = [Some(model.head_dim), of.full_head_dim];
+        || of.context.vision.is_some()
+        || of.context.audio.is_some();
+    let widest = [Some(model.head_dim), of.attention.full_head_dim];
     let widest = widest.into_iter().flatten().max().unwrap_or(0);
-    !summand && !chosen && of.attention_sinks == AttentionSinks::None && widest <= MAX_HEAD_DIM
+    !summand
+        && !chosen
+        && of.attention.attention_sinks == AttentionSinks::None
+        && widest <= MAX_HEAD_DIM
 }
 
 #[cfg(test)]

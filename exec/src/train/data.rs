@@ -392,7 +392,7 @@ impl Feed {
             "positions" | "positions_with_offset" => {
                 let first = match known.name {
                     "positions" => 0,
-                    _ => m.options.position_offset,
+                    _ => m.options.embedding.position_offset,
                 };
                 for position in positions {
                     out.extend_from_slice(&(first + position).to_le_bytes());
@@ -400,7 +400,7 @@ impl Feed {
             }
             "sinusoids" => {
                 for position in positions {
-                    let position = (position + m.options.position_offset) as f32;
+                    let position = (position + m.options.embedding.position_offset) as f32;
                     for v in sinusoid(position, width as usize) {
                         push(out, known.dtype, v);
                     }
@@ -473,9 +473,9 @@ impl Feed {
 
 /// Returns the factor of the query at a position, in float32 as in the code of Llama 4.
 fn temperature(m: &Model, position: u64) -> f32 {
-    let floor = m.options.attention_temperature_floor as f32;
+    let floor = m.options.positions.attention_temperature_floor as f32;
     let whole = ((position as f32 + 1.0) / floor).floor();
-    whole.ln_1p() * m.options.attention_temperature as f32 + 1.0
+    whole.ln_1p() * m.options.positions.attention_temperature as f32 + 1.0
 }
 
 /// Returns the sines and then the cosines of a position, whose frequencies fall from 1 to 1/10,000

@@ -445,8 +445,8 @@ impl Model {
     /// Returns the type of a layer.
     #[must_use]
     pub(crate) fn layer_type(&self, layer: usize) -> LayerType {
-        let types = &self.options.layer_types;
-        match (types.len(), self.options.sliding_window) {
+        let types = &self.options.layers.layer_types;
+        match (types.len(), self.options.layers.sliding_window) {
             (0, None) => LayerType::Full,
             (0, Some(_)) => LayerType::Sliding,
             (n, _) => types[layer % n],
@@ -456,7 +456,10 @@ impl Model {
     /// Returns the block whose weights a block shares, if it has no weights of its own.
     #[must_use]
     pub(crate) fn weights_of(&self, layer: u32) -> Option<u32> {
-        let (groups, own) = (self.options.layer_groups, self.options.group_layers);
+        let (groups, own) = (
+            self.options.layers.layer_groups,
+            self.options.layers.group_layers,
+        );
         if groups == 0 {
             return None;
         }
@@ -481,7 +484,7 @@ impl Model {
     /// Returns the kind of layer that follows attention in a block.
     #[must_use]
     pub(crate) fn mlp_type(&self, layer: usize) -> MlpType {
-        let types = &self.options.mlp_layer_types;
+        let types = &self.options.layers.mlp_layer_types;
         match types.len() {
             0 if self.family == Family::Moe && self.options.experts.has(layer as u64) => {
                 MlpType::Sparse
@@ -508,7 +511,7 @@ impl Model {
             self.layer_type(layer),
             LayerType::Full | LayerType::FullNoRope | LayerType::Chunked
         );
-        let head_dim = self.options.full_head_dim.filter(|_| full);
+        let head_dim = self.options.attention.full_head_dim.filter(|_| full);
         let mut options = self.options.clone();
         // In OLMo Hybrid, layers without attention use pre-norm.
         let recurs = self.layer_type(layer) == LayerType::Linear;
@@ -516,13 +519,13 @@ impl Model {
             options.norm_position = NormPosition::Before;
         }
         let rotates = self.layer_type(layer) != LayerType::FullNoRope;
-        if options.qk_norm == QkNorm::AfterRopeNoWeight && !rotates {
-            options.qk_norm = QkNorm::None;
+        if options.attention.qk_norm == QkNorm::AfterRopeNoWeight && !rotates {
+            options.attention.qk_norm = QkNorm::None;
         }
         Self {
             head_dim: head_dim.unwrap_or(self.head_dim),
-            kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads) * u64::from(attends),
-            ffn: pick(&self.options.layer_ffn, self.ffn) * u64::from(has_mlp),
+            kv_heads: pick(&self.options.layers.layer_kv_heads, self.kv_heads) * u64::from(attends),
+            ffn: pick(&self.options.layers.layer_ffn, self.ffn) * u64::from(has_mlp),
             options,
             ..self.clone()
         }
@@ -533,7 +536,11 @@ impl Model {
     #[must_use]
     pub(crate) fn with_inner_norm(&self) -> Self {
         let mut inner = self.clone();
-        inner.options.norm = self.options.inner_norm.unwrap_or(self.options.norm);
+        inner.options.norm = self
+            .options
+            .attention
+            .inner_norm
+            .unwrap_or(self.options.norm);
         inner
     }
 
@@ -548,14 +555,17 @@ impl Model {
     #[must_use]
     pub fn chunk(&self, layer: usize, seq: u64) -> Option<u64> {
         let chunked = self.layer_type(layer) == LayerType::Chunked;
-        self.options.attention_chunk.filter(|&n| chunked && n < seq)
+        self.options
+            .layers
+            .attention_chunk
+            .filter(|&n| chunked && n < seq)
     }
 
     /// Returns whether any layer scales queries by a factor that depends on their position.
     #[must_use]
     pub(crate) fn has_temperature(&self) -> bool {
         let mut layers = 0..self.layers as usize;
-        self.options.attention_temperature > 0.0
+        self.options.positions.attention_temperature > 0.0
             && layers.any(|layer| self.layer_type(layer) == LayerType::FullNoRope)
     }
 
@@ -563,10 +573,10 @@ impl Model {
     /// them.
     #[must_use]
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
-        let slides = self.slides(layer) && seq > self.options.window_from;
-        let window = self.options.sliding_window.filter(|_| slides);
+        let slides = self.slides(layer) && seq > self.options.layers.window_from;
+        let window = self.options.layers.sliding_window.filter(|_| slides);
         // Compressed keys follow the keys of the window.
-        let rate = self.options.compress_rates.get(layer).copied();
+        let rate = self.options.layers.compress_rates.get(layer).copied();
         if let Some(rate) = rate {
             let more = seq.checked_div(rate).unwrap_or(0);
             let chosen = match self.options.latent.indexer_type(layer) {

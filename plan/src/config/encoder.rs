@@ -38,11 +38,11 @@ impl Model {
     /// encoder.
     #[must_use]
     pub(crate) fn text_encoder(&self) -> Option<Self> {
-        let layers = self.options.encoder_layers;
+        let layers = self.options.context.encoder_layers;
         if layers == 0 {
             return None;
         }
-        let of = self.options.encoder.clone().unwrap_or_default();
+        let of = self.options.context.encoder.clone().unwrap_or_default();
         let mut inner = self.clone();
         inner.family = Family::Bert;
         inner.layers = layers as u32;
@@ -64,29 +64,30 @@ impl Model {
         inner.ffn = of.ffn.unwrap_or(self.ffn);
         inner.max_seq_len = of.max_seq_len.unwrap_or(self.max_seq_len);
         let options = &mut inner.options;
-        options.encoder_layers = 0;
-        if options.embedding_multiplier != 1.0 {
+        options.context.encoder_layers = 0;
+        if options.embedding.embedding_multiplier != 1.0 {
             // Embeddings are scaled by the square root of the width.
-            options.embedding_multiplier *= (inner.hidden as f64 / self.hidden as f64).sqrt();
+            options.embedding.embedding_multiplier *=
+                (inner.hidden as f64 / self.hidden as f64).sqrt();
         }
         if of.sliding_window.is_some() {
-            options.sliding_window = of.sliding_window;
-            options.window_from = of.window_from;
+            options.layers.sliding_window = of.sliding_window;
+            options.layers.window_from = of.window_from;
         }
         if !of.layer_types.is_empty() {
-            options.layer_types.clone_from(&of.layer_types);
+            options.layers.layer_types.clone_from(&of.layer_types);
         }
-        options.global_projections = of.global_projections;
-        options.encoder = Some(of);
+        options.attention.global_projections = of.global_projections;
+        options.context.encoder = Some(of);
         Some(inner)
     }
 
     /// Returns the width of the encoder or tower outputs that the decoder's blocks read.
     #[must_use]
     pub(crate) fn memory_width(&self) -> u64 {
-        let encoder = self.options.encoder.as_ref();
+        let encoder = self.options.context.encoder.as_ref();
         let own = encoder.and_then(|of| of.hidden);
-        own.filter(|_| self.options.encoder_layers > 0)
+        own.filter(|_| self.options.context.encoder_layers > 0)
             .unwrap_or(self.hidden)
     }
 
@@ -94,7 +95,12 @@ impl Model {
     /// keys.
     #[must_use]
     pub(crate) fn summaries(&self, seq: u64) -> u64 {
-        let block = self.options.encoder.as_ref().map(|of| of.summary_block);
+        let block = self
+            .options
+            .context
+            .encoder
+            .as_ref()
+            .map(|of| of.summary_block);
         let within = self.family == Family::Bert;
         let block = block.filter(|_| within).unwrap_or(0);
         seq.checked_div(block).unwrap_or(0)

@@ -1,10 +1,10 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, AttnImplementation, Conformer, Experts, Head,
-    ImagePooling, Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition,
-    PackedQkv, PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual, RopeScaling, Rwkv,
-    SharedBlock, Sound, Ssm, Stages, TextEncoder, Vision,
+    Activation, AttentionOptions, AttnImplementation, Conformer, Context, Embeddings, Experts,
+    ImageEncoder, Implementation, Latent, LayerPattern, LayerType, LinearAttention, Norm,
+    NormPosition, OutputHead, PerLayer, Positions, Reconstruction, Residual, Rwkv, SharedBlock,
+    Sound, Ssm,
 };
 use serde::{Deserialize, Serialize};
 
@@ -91,10 +91,6 @@ pub struct ModelOptions {
     /// Dropout probability on the layer outputs that are added to the residual stream, in the code
     /// of transformers.
     pub dropout: f64,
-    /// Dropout probability on attention weights.
-    pub attention_dropout: f64,
-    /// Dropout probability on token embeddings.
-    pub embedding_dropout: f64,
     /// `model_type` of transformers, which determines the names of weights in files.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
@@ -107,87 +103,11 @@ pub struct ModelOptions {
     pub activation: Option<Activation>,
     /// The activation is multiplied by a second projection of the input.
     pub gated_mlp: bool,
-    /// How one projection computes queries, keys and values.
-    pub packed_qkv: PackedQkv,
     /// One projection computes gate and up.
     pub packed_gate_up: bool,
-    /// Keys have a bias if queries and values have one.
-    pub key_bias: bool,
-    /// Norms of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Position embedding of attention.
-    pub position_embedding: PositionEmbedding,
-    /// Number of values in an image patch.
-    pub patch_dim: u64,
-    /// The projection of patches has a bias.
-    pub patch_bias: bool,
-    /// A learned row replaces masked patches. Plans have no masked patches.
-    pub mask_token: bool,
-    /// A second layer classifies the distillation token; scores are the mean of both (DeiT).
-    pub second_classifier: bool,
-    /// A learned class token comes before the patches.
-    pub class_token: bool,
-    /// A learned distillation token follows the class token.
-    pub distillation_token: bool,
-    /// Learned register tokens between the class token and the patches (DINOv3).
-    pub register_tokens: u64,
-    /// Which rows of an image are classified.
-    pub image_pooling: ImagePooling,
-    /// Blocks in stages of different widths; `None`: all blocks have the same.
-    pub stages: Option<Stages>,
-    /// Attention with one learned query and a feed-forward layer pool an image to one vector
-    /// (SigLIP).
-    pub attention_pooling: bool,
-    /// Rows of the token type table; 0: no such table.
-    pub token_types: u64,
-    /// Rows of the position table before the row of the first position.
-    pub position_offset: u64,
-    /// Scaling of rotary frequencies.
-    pub rope_scaling: Option<RopeScaling>,
-    /// Base of the rotary embedding of layers with a sliding window, if it differs.
-    pub rope_local_theta: Option<f64>,
-    /// Window size of sliding-window attention, in positions.
-    pub sliding_window: Option<u64>,
-    /// Maximum sequence length that windowed attention sees as a whole.
-    pub window_from: u64,
-    /// Chunk size in positions, in layers whose attention stays within a chunk.
-    pub attention_chunk: Option<u64>,
-    /// Queries of layers without rotary embeddings are multiplied by
-    /// `1 + this * ln(1 + floor((position + 1) / attention_temperature_floor))`.
-    pub attention_temperature: f64,
-    /// Number of positions after which that factor grows.
-    pub attention_temperature_floor: u64,
-    /// Layer types, repeated; empty: the sliding window, if there is one.
-    pub layer_types: Vec<LayerType>,
-    /// Key and value heads of each layer, if they differ; 0: a layer without attention.
-    pub layer_kv_heads: Vec<u64>,
-    /// Width of the feed-forward layer of each block, if they differ; 0: a block without one.
-    pub layer_ffn: Vec<u64>,
-    /// Soft cap on attention scores.
-    pub attention_softcap: Option<f64>,
-    /// Soft cap on the logits.
-    pub logits_softcap: Option<f64>,
-    /// Token embeddings are normalized.
-    pub embedding_norm: bool,
     /// Number of residual streams (hyper-connections of DeepSeek-V4); 0: one stream, without
     /// weights.
     pub streams: u64,
-    /// Groups of heads with separate output projections, in attention with one key head whose keys
-    /// are also the values (DeepSeek-V4); 0: another kind of attention.
-    pub output_groups: u64,
-    /// Output width of the projection of each such group.
-    pub output_rank: u64,
-    /// Number of positions per compressed key in each layer; 0: no such keys.
-    pub compress_rates: Vec<u64>,
-    /// Rows of a table of relative positions that each layer projects to queries and keys
-    /// (DeBERTa); 0: no such table.
-    pub disentangled_rows: u64,
-    /// Each layer has separate projections for this table, which is not normalized. If false, it is
-    /// normalized, and projected like queries and keys (DeBERTa v2).
-    pub disentangled_projections: bool,
-    /// Width of token embeddings, which a linear layer projects to the width of the model; `None`:
-    /// the width of the model.
-    pub embedding_width: Option<u64>,
     /// A decoder reconstructs the pixels of all patches of an image (ViT-MAE).
     pub reconstruction: Option<Reconstruction>,
     /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
@@ -195,84 +115,20 @@ pub struct ModelOptions {
     /// Blocks with attention and a convolution; `None`: blocks with attention and a feed-forward
     /// layer.
     pub conformer: Option<Conformer>,
-    /// Norm of queries, keys and the last rows, if it differs from that of blocks (ESMC).
-    pub inner_norm: Option<Norm>,
-    /// Rotary embeddings are stored as a frozen table of parameters (RoFormer).
-    pub rotary_table: bool,
     /// The first block does not normalize its input (ModernBERT).
     pub plain_first_block: bool,
-    /// A decoder has a linear layer and a norm before its logits (ModernBERT decoder).
-    pub output_transform: bool,
     /// Each block multiplies the residual stream by a fixed number (Gemma 4).
     pub stream_scale: bool,
-    /// Number of groups of consecutive layers that share the weights of their first blocks; 0: each
-    /// block has separate weights.
-    pub layer_groups: u64,
-    /// Number of blocks of each group that have separate weights; the rest of the group repeats
-    /// them.
-    pub group_layers: u64,
-    /// The output layer has a bias.
-    pub head_bias: bool,
-    /// Output layer.
-    pub head: Head,
-    /// Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision).
-    pub extra_tokens: u64,
-    /// An encoder pools the first position to one vector.
-    pub pooler: bool,
-    /// An encoder has an unused pooler (BigBird).
-    pub unused_pooler: bool,
-    /// An encoder has an unused contact head over the attention weights of all heads (ESM).
-    pub contact_head: bool,
-    /// Rows of each table of page coordinates (LayoutLM); 0: none.
-    pub box_rows: u64,
-    /// Attention has projections for global positions, although there are none (Longformer).
-    pub global_projections: bool,
-    /// An encoder has a linear layer and a norm before its logits. If false, it has only the linear
-    /// layer, and only for sequence classification.
-    pub head_transform: bool,
-    /// Classes of a classification head.
-    pub num_labels: u64,
-    /// Width of the output of the heads `vector` and `contrastive`.
-    pub vector_width: u64,
-    /// The contrastive loss uses sigmoids with a learned bias (SigLIP), not the cross entropies of
-    /// rows and columns.
-    pub sigmoid_loss: bool,
-    /// Fraction of a head's dimensions that are rotated.
-    pub partial_rotary_factor: f64,
     /// Attention and the feed-forward layer read the same input, and both results are added to it.
     pub parallel_residual: bool,
-    /// Factor of token embeddings.
-    pub embedding_multiplier: f64,
-    /// Factor of attention scores; `None`: `1 / sqrt(head_dim)`.
-    pub attention_multiplier: Option<f64>,
     /// Factor of the layer outputs that are added to the residual stream.
     pub residual_multiplier: f64,
-    /// Divisor of the logits.
-    pub logits_scaling: f64,
-    /// Attention computes the difference of two halves of its heads, with learned factors
-    /// (Differential Transformer).
-    pub differential: bool,
-    /// Gate on the output of attention.
-    pub attention_gate: AttentionGate,
-    /// Attention sinks: a learned extra column per head in the softmax.
-    pub attention_sinks: AttentionSinks,
-    /// Width of a head's values, if it is not that of queries and keys.
-    pub value_head_dim: Option<u64>,
-    /// Dimension of a head in layers without a window, if it differs.
-    pub full_head_dim: Option<u64>,
-    /// Layers without a window use the keys, before norm and rotation, as values.
-    pub keys_as_values: bool,
-    /// Values are normalized, without a weight.
-    pub value_norm: bool,
     /// The inputs of the last layer of attention and of the feed-forward layer are normalized.
     pub sub_norms: bool,
     /// Number of learned scalars of each layer's activation, which plans contain but do not use.
     pub activation_scalars: u64,
     /// Layer outputs are multiplied by a learned vector.
     pub layer_scale: bool,
-    /// The kind of layer after attention in each block, repeated; empty: `dense_layers` and
-    /// `moe_every` decide.
-    pub mlp_layer_types: Vec<MlpType>,
     /// State-space layers.
     pub ssm: Option<Ssm>,
     /// Layers of type `rwkv`; `None`: those of RWKV-4.
@@ -281,20 +137,27 @@ pub struct ModelOptions {
     pub shared_block: Option<SharedBlock>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
-    /// Number of blocks of an encoder whose result the decoder's blocks attend to; 0: no encoder.
-    pub encoder_layers: u64,
-    /// Where the encoder differs from the decoder.
-    pub encoder: Option<TextEncoder>,
-    /// Rows of the tables of learned relative position biases; 0: no such tables.
-    pub relative_buckets: u64,
-    /// Each layer has such a table. If false, all layers use that of the first one.
-    pub relative_bias_per_layer: bool,
-    /// Vision tower and projector.
-    pub vision: Option<Vision>,
-    /// Audio tower next to `vision`, and its projector.
-    pub audio: Option<Vision>,
-    /// Patches per sample, in place of those of `vision`, which has the same number.
-    pub vision_patches: Option<u64>,
+    /// Keys for encoders of images.
+    #[serde(flatten)]
+    pub image: ImageEncoder,
+    /// Keys for the output of a model: its head, and the layers before it.
+    #[serde(flatten)]
+    pub output: OutputHead,
+    /// Keys for embeddings of tokens.
+    #[serde(flatten)]
+    pub embedding: Embeddings,
+    /// Keys for the positions that attention sees.
+    #[serde(flatten)]
+    pub positions: Positions,
+    /// Keys for what differs between layers.
+    #[serde(flatten)]
+    pub layers: LayerPattern,
+    /// Keys for attention.
+    #[serde(flatten)]
+    pub attention: AttentionOptions,
+    /// Keys for encoders and towers whose rows a decoder reads.
+    #[serde(flatten)]
+    pub context: Context,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -311,19 +174,8 @@ impl ModelOptions {
     /// self-attention.
     #[must_use]
     pub(crate) fn attends_to_memory(&self) -> bool {
-        let instead = self.layer_types.contains(&LayerType::Cross);
-        self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
-    }
-
-    /// Returns the towers.
-    pub(crate) fn towers(&self) -> impl Iterator<Item = &Vision> {
-        self.vision.iter().chain(&self.audio)
-    }
-
-    /// Returns the tower whose rows the blocks attend to, if there is one.
-    #[must_use]
-    pub(crate) fn tower_memory(&self) -> Option<&Vision> {
-        self.vision.as_ref().filter(|of| of.memory)
+        let instead = self.layers.layer_types.contains(&LayerType::Cross);
+        self.context.encoder_layers > 0 || self.context.tower_memory().is_some() && !instead
     }
 }
 
@@ -334,101 +186,35 @@ impl Default for ModelOptions {
             implementation: None,
             attn_implementation: AttnImplementation::Sdpa,
             dropout: 0.0,
-            attention_dropout: 0.0,
-            embedding_dropout: 0.0,
             model_type: None,
             norm: Norm::Rms,
             norm_position: NormPosition::Before,
             residual: Residual::Sequential,
             activation: None,
             gated_mlp: true,
-            packed_qkv: PackedQkv::None,
             packed_gate_up: false,
-            key_bias: true,
-            qk_norm: QkNorm::None,
-            position_embedding: PositionEmbedding::Rotary,
-            patch_dim: 768,
-            patch_bias: true,
-            mask_token: false,
-            second_classifier: false,
-            class_token: true,
-            distillation_token: false,
-            register_tokens: 0,
-            image_pooling: ImagePooling::Class,
-            stages: None,
-            attention_pooling: false,
-            token_types: 0,
-            position_offset: 0,
-            rope_scaling: None,
-            rope_local_theta: None,
-            sliding_window: None,
-            window_from: 0,
-            attention_chunk: None,
-            attention_temperature: 0.0,
-            attention_temperature_floor: 8192,
-            layer_types: Vec::new(),
-            layer_kv_heads: Vec::new(),
-            layer_ffn: Vec::new(),
-            attention_softcap: None,
-            logits_softcap: None,
-            embedding_norm: false,
             streams: 0,
-            output_groups: 0,
-            output_rank: 1024,
-            compress_rates: Vec::new(),
-            disentangled_rows: 0,
-            disentangled_projections: false,
-            embedding_width: None,
             reconstruction: None,
             sound: None,
             conformer: None,
-            inner_norm: None,
-            rotary_table: false,
             plain_first_block: false,
-            output_transform: false,
             stream_scale: false,
-            layer_groups: 0,
-            group_layers: 1,
-            head_bias: false,
-            head: Head::LanguageModel,
-            extra_tokens: 0,
-            pooler: true,
-            unused_pooler: false,
-            contact_head: false,
-            box_rows: 0,
-            global_projections: false,
-            head_transform: true,
-            num_labels: 2,
-            vector_width: 512,
-            sigmoid_loss: false,
-            partial_rotary_factor: 1.0,
             parallel_residual: true,
-            embedding_multiplier: 1.0,
-            attention_multiplier: None,
             residual_multiplier: 1.0,
-            logits_scaling: 1.0,
-            differential: false,
-            attention_gate: AttentionGate::None,
-            attention_sinks: AttentionSinks::None,
-            value_head_dim: None,
-            full_head_dim: None,
-            keys_as_values: false,
-            value_norm: false,
             sub_norms: false,
             activation_scalars: 0,
             layer_scale: false,
-            mlp_layer_types: Vec::new(),
             ssm: None,
             rwkv: None,
             shared_block: None,
             linear_attention: None,
-            encoder_layers: 0,
-            encoder: None,
-            relative_buckets: 0,
-            relative_bias_per_layer: false,
-            vision: None,
-            audio: None,
-            vision_patches: None,
+            image: ImageEncoder::default(),
+            output: OutputHead::default(),
+            embedding: Embeddings::default(),
+            positions: Positions::default(),
+            layers: LayerPattern::default(),
+            attention: AttentionOptions::default(),
+            context: Context::default(),
             latent: Latent::default(),
             per_layer: PerLayer::default(),
             experts: Experts::default(),

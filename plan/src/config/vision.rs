@@ -1,8 +1,9 @@
 //! Towers before language models, which encode images or audio.
 
 use super::{
-    Activation, Bias, Conformer, Family, Head, LayerType, Model, ModelOptions, Norm, NormPosition,
-    PackedQkv, PositionEmbedding, QkNorm, Subsampling,
+    Activation, AttentionOptions, Bias, Conformer, Family, Head, ImageEncoder, LayerPattern,
+    LayerType, Model, ModelOptions, Norm, NormPosition, OutputHead, PackedQkv, PositionEmbedding,
+    Positions, QkNorm, Subsampling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -362,25 +363,40 @@ impl Vision {
                 norm_position: self.norm_position,
                 activation: Some(self.activation),
                 gated_mlp: self.gated_mlp,
-                packed_qkv: match self.packed_qkv {
-                    true => PackedQkv::Concatenated,
-                    false => PackedQkv::None,
-                },
-                qk_norm: match self.whole_qk_norm {
-                    true => QkNorm::Full,
-                    false => QkNorm::from(self.qk_norm),
-                },
-                position_embedding: match self.rotary {
-                    true => PositionEmbedding::Rotary,
-                    false => PositionEmbedding::None,
-                },
-                key_bias: self.key_bias,
-                layer_types: self.layer_types(),
-                attention_chunk: self.attention_chunk,
-                patch_dim: self.patch_dim,
                 layer_scale: self.layer_scale,
                 conformer: self.conformer.clone(),
-                head: Head::None,
+                attention: AttentionOptions {
+                    packed_qkv: match self.packed_qkv {
+                        true => PackedQkv::Concatenated,
+                        false => PackedQkv::None,
+                    },
+                    qk_norm: match self.whole_qk_norm {
+                        true => QkNorm::Full,
+                        false => QkNorm::from(self.qk_norm),
+                    },
+                    key_bias: self.key_bias,
+                    ..AttentionOptions::default()
+                },
+                positions: Positions {
+                    position_embedding: match self.rotary {
+                        true => PositionEmbedding::Rotary,
+                        false => PositionEmbedding::None,
+                    },
+                    ..Positions::default()
+                },
+                layers: LayerPattern {
+                    layer_types: self.layer_types(),
+                    attention_chunk: self.attention_chunk,
+                    ..LayerPattern::default()
+                },
+                image: ImageEncoder {
+                    patch_dim: self.patch_dim,
+                    ..ImageEncoder::default()
+                },
+                output: OutputHead {
+                    head: Head::None,
+                    ..OutputHead::default()
+                },
                 ..ModelOptions::default()
             },
             ..of.clone()

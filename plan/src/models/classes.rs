@@ -18,7 +18,7 @@ pub(super) struct Scores {
 /// Refuses heads that such decoders do not have.
 pub(super) fn check(m: &Model) -> Result<(), Conflict> {
     if !matches!(
-        m.options.head,
+        m.options.output.head,
         Head::Pretraining | Head::Vector | Head::Contrastive
     ) {
         return Ok(());
@@ -36,15 +36,15 @@ impl Scores {
     /// Declares the layer. `table` is the embedding of tokens, `name` what files call the output
     /// layer of the language model.
     pub(super) fn new(d: &mut Declare, table: Layer, name: &str, m: &Model) -> Self {
-        let shape = [m.options.num_labels, m.hidden];
-        let layer = match m.options.head {
+        let shape = [m.options.output.num_labels, m.hidden];
+        let layer = match m.options.output.head {
             Head::SequenceClassification => Some(d.head(("output", "score"), shape, false)),
             Head::TokenClassification => Some(d.head(("output", "classifier"), shape, true)),
             Head::None => None,
             _ => Some(d.lm_head(table, name, m)),
         };
         Self {
-            kind: m.options.head,
+            kind: m.options.output.head,
             layer,
         }
     }
@@ -80,7 +80,7 @@ pub(super) fn at(b: &mut Builder<'_>, scores: ValueId, position: u64) -> ValueId
 
 /// Adds the loss of scores `[batch, classes]`; a single one is the score of a reward model.
 pub(super) fn of_sequences(b: &mut Builder<'_>, scores: ValueId) {
-    if b.s.model.options.num_labels == 1 {
+    if b.s.model.options.output.num_labels == 1 {
         return loss::mean_square_of(b, scores, "sequence_scores");
     }
     let classes = b.constant("sequence_classes", &[b.batch()], DType::I64, true);

@@ -114,6 +114,7 @@ impl Declare {
                 starts: Vec::new(),
                 linears: Vec::new(),
                 rows: vec![None],
+                lookups: vec![false],
                 skipped: Vec::new(),
                 same_code: true,
             },
@@ -160,6 +161,7 @@ impl Declare {
         });
         self.tree.own.push([None, None]);
         self.tree.rows.push(self.rows);
+        self.tree.lookups.push(false);
         id
     }
 
@@ -200,8 +202,8 @@ impl Declare {
         blocks
     }
 
-    /// Declares the first modules of a block, which have the weights of the same ones of the block
-    /// of layer `with`, if there is one.
+    /// Declares the first modules of a block. They share the weights of the same modules of block
+    /// `with`, if it is given.
     pub(crate) fn sharing<T>(
         &mut self,
         with: Option<usize>,
@@ -288,7 +290,15 @@ impl Declare {
         shape: [u64; 2],
     ) -> Layer {
         let module = self.module(parent, name, kind);
-        self.parameters(module, hf, &shape, false)
+        let table = self.parameters(module, hf, &shape, false);
+        self.lookup(table);
+        table
+    }
+
+    /// States that a layer's weight is no operand of a matmul that model FLOPs count: it is looked
+    /// up or added, or its arithmetic is counted with that of attention.
+    pub(crate) fn lookup(&mut self, layer: Layer) {
+        self.tree.lookups[layer.0.index()] = true;
     }
 
     /// Declares a norm over the last dimension.
@@ -343,15 +353,15 @@ impl Declare {
     /// Declares the output projection of a language model, or that `table` is its weight.
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
-            let bias = m.options.head_bias;
-            let width = m.options.embedding_width.unwrap_or(m.hidden);
+            let bias = m.options.output.head_bias;
+            let width = m.options.embedding.embedding_width.unwrap_or(m.hidden);
             return self.head(("output", hf), [m.vocab, width], bias);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);
         let weight = self.tree.weight(table);
         self.tree.params[weight.index()].modules.push(head);
         self.tree.own[head.index()][0] = Some(weight);
-        if m.options.head_bias {
+        if m.options.output.head_bias {
             let bias = NewParam {
                 which: 1,
                 shape: smallvec![m.vocab],

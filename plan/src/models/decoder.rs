@@ -171,7 +171,7 @@ enum Mixer {
 }
 
 impl Mixer {
-    /// Declares that of a layer; `m` is the model as the layer has it.
+    /// Declares the mixer of a layer. `m` holds the options of this layer.
     fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Option<Self> {
         let kind = m.layer_type(layer);
         if let Some(shared) = SharedKeys::new(d, block, m) {
@@ -183,7 +183,7 @@ impl Mixer {
         if kind == LayerType::Cross {
             // Queries and keys are normalized in these layers only.
             let mut m = m.clone();
-            m.options.qk_norm = QkNorm::Head;
+            m.options.attention.qk_norm = QkNorm::Head;
             return Some(Self::Attention(Attention::to_memory(d, block, &m)));
         }
         if kind.has_shared_block() {
@@ -274,8 +274,8 @@ impl FeedForward {
         }
     }
 
-    /// Applies it to `y`, of which `x` is what the norm read; returns what it adds to the residual
-    /// stream. Appends the logits of a router.
+    /// Applies the layer to `y = norm(x)`. Returns its contribution to the residual stream. Appends
+    /// the logits of a router to `routers`.
     fn forward(
         &self,
         b: &mut Builder<'_>,
@@ -323,7 +323,7 @@ impl Ropes {
 
 /// Returns whether layers with a window have separate rotary tables.
 fn has_two_ropes(m: &Model) -> bool {
-    m.options.rope_local_theta.is_some() || m.options.full_head_dim.is_some()
+    m.options.positions.rope_local_theta.is_some() || m.options.attention.full_head_dim.is_some()
 }
 
 /// Returns the rotated dimensions of a head, which has `dims`.
@@ -332,7 +332,7 @@ fn rotated_of(m: &Model, dims: u64) -> u64 {
     if latent.is_used() {
         return latent.qk_rope_head_dim;
     }
-    (dims as f64 * m.options.partial_rotary_factor) as u64
+    (dims as f64 * m.options.positions.partial_rotary_factor) as u64
 }
 
 /// Returns the rotated dimensions of a head.
@@ -362,9 +362,9 @@ impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
         let names = names::of(m);
-        let vision = o.vision.as_ref();
+        let vision = o.context.vision.as_ref();
         let vision = vision.map(|of| Tower::new(d, m, of, Part::First));
-        let audio = o.audio.as_ref();
+        let audio = o.context.audio.as_ref();
         let audio = audio.map(|of| Tower::new(d, m, of, Part::Audio));
         let embedding = Embedding::new(d, &names, m);
         let layer_embedding = LayerEmbedding::new(d, m);
@@ -375,7 +375,7 @@ impl Decoder {
             d.blocks_differ();
         }
         let relative = Relative::new(d, ROOT, m);
-        let embedding_norm = o.embedding_norm.then(|| {
+        let embedding_norm = o.embedding.embedding_norm.then(|| {
             let names = ("embedding_norm", names.embedding_norm);
             let width = embedding::sum_width(m);
             Norm::new(d, ROOT, names, width, m, Order::Declared)
@@ -383,7 +383,7 @@ impl Decoder {
         let encodes = m.family == Family::Bert;
         let projection = encodes.then(|| embedding::projection(d, ROOT, m)).flatten();
         let indexed = |layer| o.latent.has_indexer(layer);
-        let rate = |layer: usize| o.compress_rates.get(layer).copied();
+        let rate = |layer: usize| o.layers.compress_rates.get(layer).copied();
         let kind = |layer| {
             (
                 m.layer_type(layer),
@@ -419,7 +419,7 @@ impl Decoder {
                 Order::Declared,
             )
         });
-        if o.rotary_table {
+        if o.embedding.rotary_table {
             let names = ("rotary_table", "");
             let shape = [m.max_seq_len, rotated(m)];
             let table = d.table(ROOT, names, ModuleKind::Layer, shape);
@@ -450,7 +450,7 @@ impl Decoder {
     /// positions.
     fn ropes(b: &mut Builder<'_>, names: [&'static str; 2]) -> Option<Ropes> {
         let m = &b.s.model;
-        let pairs = match m.options.position_embedding {
+        let pairs = match m.options.positions.position_embedding {
             PositionEmbedding::Rotary => Pairs::Halves,
             PositionEmbedding::RotaryInterleaved => Pairs::Adjacent,
             PositionEmbedding::Learned
@@ -463,7 +463,7 @@ impl Decoder {
             return None;
         }
         let dims = rotated(m);
-        let of_full = rotated_of(m, m.options.full_head_dim.unwrap_or(m.head_dim));
+        let of_full = rotated_of(m, m.options.attention.full_head_dim.unwrap_or(m.head_dim));
         let local = has_two_ropes(m);
         let full = Rope::named(b, names, of_full, pairs);
         let sliding = if local {
@@ -500,7 +500,7 @@ impl Block {
             module,
             layer,
             conformer: None,
-            bias: (m.options.relative_bias_per_layer)
+            bias: (m.options.positions.relative_bias_per_layer)
                 .then(|| RelativeBias::new(d, module, m))
                 .flatten(),
             shared: SharedBlock::new(d, module, m, layer),
@@ -633,8 +633,8 @@ impl Block {
         b.within(scales[part].module(), |b| b.g.binary(OpKind::Mul, x, w))
     }
 
-    /// Returns what a part of the block reads of `x`, and the weights of its residual streams;
-    /// without streams, twice `x`.
+    /// Returns the input of a part of the block and the stream weights. Without residual streams,
+    /// both are `x`.
     fn read(&self, b: &mut Builder<'_>, part: usize, x: ValueId) -> [ValueId; 2] {
         self.streams.map_or([x, x], |all| all[part].collapse(b, x))
     }
@@ -785,8 +785,8 @@ fn tanh_gate(b: &mut Builder<'_>, gate: Layer) -> ValueId {
     })
 }
 
-/// Returns `h`, `[batch, seq, hidden]`, with as many of its first rows as `like` has replaced by
-/// what `by` makes of them.
+/// Applies `by` to the first `n` rows of `h`, `[batch, seq, hidden]`, where `n` is the number of
+/// rows of `like`. Returns `h` with these rows replaced.
 fn with_first(
     b: &mut Builder<'_>,
     h: ValueId,
@@ -836,12 +836,14 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
-        h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
+        h = b.within(ROOT, |b| {
+            b.dropout(h, b.s.model.options.embedding.embedding_dropout)
+        });
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
-        let attends = b.s.model.options.tower_memory().is_some();
-        let compares = b.s.model.options.head == Head::Contrastive;
+        let attends = b.s.model.options.context.tower_memory().is_some();
+        let compares = b.s.model.options.output.head == Head::Contrastive;
         let image = images.as_ref().filter(|_| compares).map(|i| i.rows);
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
             h = b.within(ROOT, |b| {

@@ -1,6 +1,9 @@
 //! Model FLOPs: the arithmetic that a step needs, independent of how it is computed. FLOPs of
 //! recompute do not count.
 
+#[cfg(test)]
+mod tests;
+
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
 use crate::config::{LayerType, Model, Rwkv, Scenario, Stages, Vision};
@@ -95,14 +98,6 @@ fn weight(p: &Param) -> &[u64] {
     p.packed.as_ref().map_or(&p.shape, |packed| &packed.shape)
 }
 
-/// Parameters of distances in attention, whose arithmetic is counted with that of attention, and
-/// biases that have two dimensions.
-const OF_DISTANCES: [&str; 3] = [
-    ".attention.distances.weight",
-    ".attention.bias_u.weight",
-    ".attention.bias_v.weight",
-];
-
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
@@ -113,49 +108,24 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let spec = m.family.spec();
     let images = spec.inputs == Inputs::Images;
     let tokens = if images { b } else { b * t };
-    // A tied table multiplies once, as the head; an untied embedding table never does.
-    let of_tower = |name: &str| {
-        let inner = name.strip_prefix("vision.");
-        let inner = inner.or_else(|| name.strip_prefix("audio."));
-        let tables = ["positions.weight", "unused.weight"];
-        inner.is_some_and(|inner| tables.contains(&inner) || inner.starts_with("tiles."))
-    };
-    let is_table = |name: &str| {
-        name.starts_with("tok_embeddings.")
-            || name.starts_with("encoder.tok_embeddings.")
-            || name.starts_with("encoder.wpe.")
-            || name == "rotary_table.weight"
-            || name.starts_with("vision.qformer.tokens.")
-            || name.starts_with("vision.qformer.positions.")
-            || name == "layer_embeddings.table.weight"
-            || name.ends_with(".attention.bias.weight")
-            || OF_DISTANCES.iter().any(|end| name.ends_with(end))
-            || of_tower(name)
-    };
-    // Blocks may share the weights of one.
-    let uses = |p: &Param, tree: &Tree| {
-        let used = p.modules.iter().filter(|&&m| !tree.skips(m)).count() as u64;
-        if is_table(&p.name) { 1 } else { used }
-    };
     let matmul: u64 = tree
         .params
         .iter()
         .zip(&backward.inputs)
-        .filter(|(p, _)| !tree.skips_param(p) && !p.is_original() && !is_expert_bias(p))
-        .filter(|(p, _)| weight(p).len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
+        .filter(|(p, _)| !p.is_original() && !is_expert_bias(p) && weight(p).len() > 1)
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };
             let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
             let rows = tree.rows(p.modules[0]).map_or(tokens, |rows| b * rows);
             let numel: u64 = weight(p).iter().product();
-            2 * passes * active(numel, p, m) * positions * rows * uses(p, tree)
+            2 * passes * active(numel, p, m) * positions * rows * tree.multiplications(p)
         })
         .sum();
     let Some(mask) = spec.attention else {
         return (Flops(matmul), tokens);
     };
     let layers: Vec<usize> = tree.run_layers().collect();
-    if let Some(of) = &m.options.stages {
+    if let Some(of) = &m.options.image.stages {
         return (Flops(matmul + stage_attention(of, &layers, b)), tokens);
     }
     let forward = |layer: usize| {
@@ -174,11 +144,15 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             seq: t,
             memory: m
                 .options
+                .context
                 .tower_memory()
                 .map(Vision::tokens)
                 .filter(|_| crosses),
             // Values may be narrower than queries.
-            head_dim: match (m.options.latent.is_used(), m.options.value_head_dim) {
+            head_dim: match (
+                m.options.latent.is_used(),
+                m.options.attention.value_head_dim,
+            ) {
                 (true, _) => m.head_dim.midpoint(m.options.latent.v_head_dim),
                 (false, Some(values)) => m.head_dim.midpoint(values),
                 (false, None) => of.head_dim,
@@ -204,6 +178,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             matmul
                 + attention
                 + m.options
+                    .context
                     .towers()
                     .map(|of| tower_attention(m, of, b))
                     .sum::<u64>()
@@ -313,7 +288,7 @@ fn encoder_attention(m: &Model, run: u64, (batch, seq): (u64, u64)) -> u64 {
     if !m.options.attends_to_memory() {
         return 0;
     }
-    let tower = m.options.vision.as_ref().map(Vision::tokens);
+    let tower = m.options.context.vision.as_ref().map(Vision::tokens);
     let cross = AttentionShape {
         batch,
         heads: m.heads,

@@ -228,7 +228,7 @@ impl Forward for Gpt2 {
             let sum = b.g.binary(OpKind::Add, tokens, places);
             b.g.release(tokens);
             b.g.release(places);
-            b.dropout(sum, b.s.model.options.embedding_dropout)
+            b.dropout(sum, b.s.model.options.embedding.embedding_dropout)
         });
         let masks = Masks::new(b, h);
         for block in &self.blocks {

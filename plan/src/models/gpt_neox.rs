@@ -107,7 +107,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
     }
     let message = format!(
         "the rotary embedding rotates pairs: {} of the head dimension ({}) is {rotated} dimensions, not an even number",
-        m.options.partial_rotary_factor, m.head_dim
+        m.options.positions.partial_rotary_factor, m.head_dim
     );
     Err(Conflict::new(
         &["partial_rotary_factor", "heads", "hidden"],
@@ -117,7 +117,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
 
 /// Returns the rotated dimensions of a head.
 fn rotated(m: &Model) -> u64 {
-    (m.head_dim as f64 * m.options.partial_rotary_factor) as u64
+    (m.head_dim as f64 * m.options.positions.partial_rotary_factor) as u64
 }
 
 struct GptNeox {
@@ -245,7 +245,9 @@ impl Forward for GptNeox {
         let (ids, labels) = loss::tokens(b);
         let rope = Rope::tables(b, rotated(&b.s.model));
         let mut h = b.embedding(self.embedding, ids);
-        h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
+        h = b.within(ROOT, |b| {
+            b.dropout(h, b.s.model.options.embedding.embedding_dropout)
+        });
         let rope = rope.cast(b);
         let masks = Masks::new(b, h);
         for block in &self.blocks {

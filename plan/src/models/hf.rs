@@ -452,7 +452,7 @@ impl HfType {
         types.contains(&self.model_type)
     }
 
-    /// Returns how many scores such a class has of a pair, of a file with as many classes.
+    /// Returns the number of scores per sentence pair for a file with `classes` classes.
     #[must_use]
     pub(crate) fn pair_scores(&self, classes: Option<u64>) -> Option<u64> {
         if self.model_type == "albert" {

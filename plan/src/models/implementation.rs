@@ -27,7 +27,7 @@ const TANH: OpKind = OpKind::Softcap(op::Softcap { cap: Real(1.0) });
 const LABEL_CALLS: u8 = 6;
 
 impl Builder<'_> {
-    /// Returns what the modeling code of the model's type writes in its own way.
+    /// Returns how transformers implements this model type.
     fn code(&self) -> Code {
         Code::of(&self.s.model)
     }

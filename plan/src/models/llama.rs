@@ -229,9 +229,10 @@ pub(super) fn check_rotary(m: &Model) -> Result<(), Conflict> {
     let dims = rotated(m);
     let full = m
         .options
+        .attention
         .full_head_dim
         .filter(|_| !m.options.latent.is_used());
-    let full = full.map(|dims| (dims as f64 * m.options.partial_rotary_factor) as u64);
+    let full = full.map(|dims| (dims as f64 * m.options.positions.partial_rotary_factor) as u64);
     if let Some(dims) = full.filter(|dims| *dims == 0 || !dims.is_multiple_of(2)) {
         let message = format!(
             "the rotary embedding rotates pairs: the rotated part of full_head_dim ({dims}) must be even"
@@ -250,7 +251,7 @@ pub(super) fn check_rotary(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
-    let scaling = m.options.rope_scaling.as_ref();
+    let scaling = m.options.positions.rope_scaling.as_ref();
     match scaling.and_then(|scaling| scaling.missing(dims / 2)) {
         Some(what) => Err(Conflict::new(
             &["rope_scaling"],

@@ -99,7 +99,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
         });
     }
     if e.router_bias_update_speed > 0.0 && !e.router_bias {
-        let message = "`router_bias_update_speed` moves biases that the routers do not have";
+        let message = "`router_bias_update_speed` has no effect without `router_bias`";
         let keys = &["router_bias_update_speed", "router_bias"];
         return Err(Conflict {
             help: Some("set router_bias = true"),
@@ -116,7 +116,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
             ..Conflict::new(&["shared_expert_gate", "shared_expert_ffn"], message)
         });
     }
-    let listed = !m.options.mlp_layer_types.is_empty();
+    let listed = !m.options.layers.mlp_layer_types.is_empty();
     if !listed && !(0..u64::from(m.layers)).any(|layer| e.has(layer)) {
         let message = format!("none of the {} layers has experts", m.layers);
         return Err(Conflict {
@@ -201,9 +201,9 @@ fn check_blocks(m: &Model) -> Result<(), Conflict> {
     let plain = o.residual == Residual::Sequential
         && o.norm_position == NormPosition::Before
         && o.streams == 0
-        && o.encoder_layers == 0
+        && o.context.encoder_layers == 0
         && o.per_layer.altup.is_none()
-        && o.tower_memory().is_none()
+        && o.context.tower_memory().is_none()
         && !e.dense_and_experts;
     if e.zero_experts > 0 && (groups > 1 || e.aux_loss > 0.0) {
         let message = "`zero_experts` need a router without groups and a load-balancing loss";
@@ -211,7 +211,8 @@ fn check_blocks(m: &Model) -> Result<(), Conflict> {
         return conflict(keys, message.to_owned());
     }
     let alone = o.shared_block.is_none() && o.per_layer.layer_embedding_width == 0;
-    if e.shortcut_experts && (!plain || !alone || o.mlp_layer_types[..] != [MlpType::Dense]) {
+    if e.shortcut_experts && (!plain || !alone || o.layers.mlp_layer_types[..] != [MlpType::Dense])
+    {
         let message = "`shortcut_experts` are next to dense layers: `mlp_layer_types` must be [\"dense\"], `residual` \"sequential\" and `norm_position` \"before\"";
         let keys = &["shortcut_experts", "mlp_layer_types", "residual"];
         return conflict(keys, message.to_owned());
@@ -234,22 +235,22 @@ fn check_routed_attention(m: &Model, plain: bool) -> Result<(), Conflict> {
         return conflict(&["routed_attention", "heads", "kv_heads", "top_k"], message);
     }
     let whole = (0..m.layers as usize).all(|layer| m.layer_type(layer) == LayerType::Full);
-    let separate = o.packed_qkv == PackedQkv::None
+    let separate = o.attention.packed_qkv == PackedQkv::None
         && !o.latent.is_used()
-        && o.output_groups == 0
-        && o.qk_norm == QkNorm::None
-        && o.attention_gate == AttentionGate::None
-        && o.attention_sinks == AttentionSinks::None
-        && o.attention_softcap.is_none()
-        && o.position_embedding != PositionEmbedding::Alibi
-        && o.value_head_dim.is_none()
-        && o.full_head_dim.is_none()
-        && o.relative_buckets == 0
-        && o.disentangled_rows == 0
+        && o.attention.output_groups == 0
+        && o.attention.qk_norm == QkNorm::None
+        && o.attention.attention_gate == AttentionGate::None
+        && o.attention.attention_sinks == AttentionSinks::None
+        && o.attention.attention_softcap.is_none()
+        && o.positions.position_embedding != PositionEmbedding::Alibi
+        && o.attention.value_head_dim.is_none()
+        && o.attention.full_head_dim.is_none()
+        && o.positions.relative_buckets == 0
+        && o.positions.disentangled_rows == 0
         && o.latent.index_n_heads == 0
-        && o.layer_kv_heads.is_empty()
+        && o.layers.layer_kv_heads.is_empty()
         && o.per_layer.shared_kv_layers == 0;
-    let separate = separate && !o.differential && !o.value_norm && !o.sub_norms;
+    let separate = separate && !o.attention.differential && !o.attention.value_norm && !o.sub_norms;
     if !plain || !whole || !separate || m.bias.qkv() {
         let message = "`routed_attention` sees all positions, without biases, norms of queries or gates: `residual` must be \"sequential\" and `norm_position` \"before\"";
         let keys = &[

@@ -127,7 +127,7 @@ impl Conflict {
                 ..Self::new(&["bias", "family"], message)
             });
         }
-        if m.options.qk_norm != QkNorm::None {
+        if m.options.attention.qk_norm != QkNorm::None {
             let message = format!(
                 "`qk_norm` needs separate queries and keys, which family {family} does not have"
             );

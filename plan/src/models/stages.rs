@@ -62,7 +62,7 @@ const MOST_STAGES: usize = 16;
 
 /// Refuses sizes that do not divide images and windows evenly.
 pub(super) fn check(m: &Model) -> Result<(), Conflict> {
-    let Some(of) = &m.options.stages else {
+    let Some(of) = &m.options.image.stages else {
         return Ok(());
     };
     let conflict = |message: String| Err(Conflict::new(&["stages", "layers"], message));
@@ -109,7 +109,10 @@ pub(super) fn check(m: &Model) -> Result<(), Conflict> {
             ));
         }
     }
-    let known = matches!(m.options.head, Head::SequenceClassification | Head::None);
+    let known = matches!(
+        m.options.output.head,
+        Head::SequenceClassification | Head::None
+    );
     if !known {
         let message = "models in stages classify images, or make one vector of each".to_owned();
         return Err(Conflict::new(&["head", "stages"], message));
@@ -121,12 +124,14 @@ impl Staged {
     pub(super) fn new(d: &mut Declare, m: &Model, of: &Stages) -> Self {
         let (first, h) = (of.stage(0), m.hidden);
         d.rows(Some(first.rows()));
-        let patches = [h, m.options.patch_dim];
+        let patches = [h, m.options.image.patch_dim];
         let patches = d.linear(ROOT, ("patches", ""), patches, true);
         let patch_norm = d.norm(ROOT, ("patch_norm", ""), h, true, Order::Declared);
         let positions = of.positions.then(|| {
             let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
-            d.parameters(module, "", &[1, first.rows(), h], false)
+            let table = d.parameters(module, "", &[1, first.rows(), h], false);
+            d.lookup(table);
+            table
         });
         d.blocks_differ();
         let blocks = d.blocks(m, "", |d, module, m| Block::new(d, module, m, of));
@@ -135,9 +140,14 @@ impl Staged {
         let norm =
             (of.last_norm).then(|| d.norm(ROOT, ("norm", ""), last.width, true, Order::Declared));
         d.rows(Some(1));
-        let classifies = m.options.head == Head::SequenceClassification;
-        let output =
-            classifies.then(|| d.head(("output", ""), [m.options.num_labels, last.width], true));
+        let classifies = m.options.output.head == Head::SequenceClassification;
+        let output = classifies.then(|| {
+            d.head(
+                ("output", ""),
+                [m.options.output.num_labels, last.width],
+                true,
+            )
+        });
         d.rows(None);
         Self {
             of: of.clone(),
@@ -153,7 +163,7 @@ impl Staged {
     /// Embeds patches: `[batch, rows, hidden]`.
     fn embed(&self, b: &mut Builder<'_>) -> ValueId {
         let rows = self.of.stage(0).rows();
-        let shape = [b.batch(), rows, b.s.model.options.patch_dim];
+        let shape = [b.batch(), rows, b.s.model.options.image.patch_dim];
         let patches = b.constant("patches", &shape, DType::F32, true);
         let patches = b.within(self.patches.module(), |b| b.as_activation(patches));
         let x = b.linear(self.patches, patches);

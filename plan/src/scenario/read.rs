@@ -162,7 +162,9 @@ fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Trai
 /// Returns the other keys of the model, where `vision_patches` replaces the number of `vision`.
 fn options(d: &Document) -> ModelOptions {
     let mut options: ModelOptions = d.options("model");
-    if let (Some(vision), Some(patches)) = (&mut options.vision, options.vision_patches) {
+    if let (Some(vision), Some(patches)) =
+        (&mut options.context.vision, options.context.vision_patches)
+    {
         vision.patches = patches;
     }
     options

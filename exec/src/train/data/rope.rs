@@ -16,7 +16,7 @@ impl Frequencies {
     /// Computes the frequencies of `pairs` pairs for sequences of `seq` positions. Those of layers
     /// with a window (`local`) have a base of their own and are not scaled.
     pub(super) fn new(m: &Model, pairs: u64, seq: u64, local: bool) -> Self {
-        let base = match m.options.rope_local_theta {
+        let base = match m.options.positions.rope_local_theta {
             Some(base) if local => base,
             _ => m.rope_theta,
         };
@@ -24,7 +24,7 @@ impl Frequencies {
             each: powers(base, pairs),
             factor: 1.0,
         };
-        match &m.options.rope_scaling {
+        match &m.options.positions.rope_scaling {
             Some(scaling) if !local => scaled(plain, scaling, m, base, seq),
             _ => plain,
         }

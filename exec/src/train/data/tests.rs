@@ -57,8 +57,8 @@ fn factors_of_queries_are_those_of_llama4() {
     ];
     let mut model = scenario_of(BASE[0], &[]).model;
     for (scale, floor, factors) in [(0.1, 8192, published), (0.3, 10, golden)] {
-        model.options.attention_temperature = scale;
-        model.options.attention_temperature_floor = floor;
+        model.options.positions.attention_temperature = scale;
+        model.options.positions.attention_temperature_floor = floor;
         for (position, expected) in factors {
             let found = temperature(&model, position);
             assert!((found - expected).abs() < 1e-6, "{floor}: {position}");

@@ -145,7 +145,7 @@ impl<'a> Differences<'a> {
 
     /// Compares what scales the frequencies of rotary embeddings.
     pub(super) fn rope_scaling(&mut self) {
-        let ours = self.model.options.rope_scaling.as_ref();
+        let ours = self.model.options.positions.rope_scaling.as_ref();
         let theirs = match rope_scaling(&|name| self.get(name).cloned()) {
             Ok(found) => found,
             Err(what) => return self.all.push(what),

@@ -397,7 +397,10 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let preset = format!("model.preset={}", dir.path().join("config.json").display());
     let text = "[train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
     let read = Loaded::new(text, &[&preset]).scenario.model;
-    assert_eq!((read.options.qk_norm, read.head_dim), (QkNorm::Head, 32));
+    assert_eq!(
+        (read.options.attention.qk_norm, read.head_dim),
+        (QkNorm::Head, 32)
+    );
     // A llama without them does not accept it, and no published variant has norms and biases.
     let e = Loaded::new(LLAMA, &sets[1..]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");
@@ -511,7 +514,7 @@ fn scalings_of_rotary_frequencies_survive_export() {
         assert_eq!(tensors(dir.path()), tensors(&golden(name)), "{name}");
         let path = dir.path().join("config.json");
         let scaling = read_json(&path).unwrap().pointer(place).cloned().unwrap();
-        let ours = model.options.rope_scaling.clone().unwrap();
+        let ours = model.options.positions.rope_scaling.clone().unwrap();
         assert_eq!(scaling["rope_type"], ours.rope_type.name(), "{name}");
         // Classes of transformers expect an integer.
         assert_eq!(scaling["original_max_position_embeddings"], 32u64, "{name}");
@@ -726,8 +729,8 @@ fn is_exported(s: &Scenario) -> bool {
     let m = &s.model;
     let approximates = m.options.model_type.as_deref();
     let approximates = approximates.and_then(shardlab_plan::models::approximation);
-    let is_language = m.options.head == shardlab_plan::config::Head::LanguageModel;
-    is_language && m.options.vision.is_none() && approximates.is_none()
+    let is_language = m.options.output.head == shardlab_plan::config::Head::LanguageModel;
+    is_language && m.options.context.vision.is_none() && approximates.is_none()
 }
 
 /// Types that `exec` does not train. Their options have defaults that files do not say, so that the
@@ -826,8 +829,8 @@ fn every_model_reads_as_itself_from_its_export() {
             // Training, not the model: exports have none.
             let options = &mut again.model.options;
             options.dropout = model.options.dropout;
-            options.attention_dropout = model.options.attention_dropout;
-            options.embedding_dropout = model.options.embedding_dropout;
+            options.attention.attention_dropout = model.options.attention.attention_dropout;
+            options.embedding.embedding_dropout = model.options.embedding.embedding_dropout;
             let values = |m: &Model| serde_json::to_value(m).unwrap();
             let (ours, theirs) = (values(model), values(&again.model));
             for (key, value) in ours.as_object().unwrap() {

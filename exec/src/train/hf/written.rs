@@ -110,7 +110,7 @@ fn changed(
 /// Returns whether a file has another number of positions, where it matters: a longer limit than
 /// the scenario's is that of the model if no weights depend on it.
 fn has_other_positions(source: &Map<String, Value>, field: &Field, m: &Model) -> bool {
-    let is_table = m.options.position_embedding == PositionEmbedding::Learned;
+    let is_table = m.options.positions.position_embedding == PositionEmbedding::Learned;
     let theirs = first(source, field.names).and_then(Value::as_u64);
     theirs.is_some_and(|n| n < m.max_seq_len || is_table && n != m.max_seq_len)
 }
@@ -199,7 +199,7 @@ fn put(config: &mut Map<String, Value>, name: &str, value: Value) {
 /// Writes what scales rotary frequencies: next to the base of layers that see all positions, if it
 /// is theirs alone. Where the class scales by default, it must be said that nothing does.
 fn put_scaling(config: &mut Map<String, Value>, hf: &HfType, m: &Model) {
-    let Some(scaling) = &m.options.rope_scaling else {
+    let Some(scaling) = &m.options.positions.rope_scaling else {
         if SCALED_BY_CLASS.contains(&hf.model_type) {
             put_into_place(config, json!({"rope_type": "default"}));
         }

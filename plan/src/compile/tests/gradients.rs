@@ -99,7 +99,7 @@ fn biases_of_queries_keys_and_values_have_gradients() {
 #[test]
 fn norms_of_queries_and_keys_have_gradients() {
     let mut base = tiny(Family::Llama);
-    base.model.options.qk_norm = QkNorm::Head;
+    base.model.options.attention.qk_norm = QkNorm::Head;
     assert_eq!(
         numeric_gradients(&base, "_norm.weight"),
         2 * base.model.layers
@@ -114,11 +114,11 @@ fn norms_of_queries_and_keys_have_gradients() {
 fn implementations_compute_the_same() {
     let plain = tiny(Family::Llama);
     let mut heads = plain.clone();
-    heads.model.options.qk_norm = QkNorm::Head;
+    heads.model.options.attention.qk_norm = QkNorm::Head;
     let mut gemma = tiny(Family::Decoder);
     gemma.model.options.norm = Norm::RmsUnitOffset;
     gemma.model.options.norm_position = NormPosition::Both;
-    gemma.model.options.logits_softcap = Some(3.0);
+    gemma.model.options.output.logits_softcap = Some(3.0);
     for base in [plain, heads, gemma, tiny(Family::Moe)] {
         let mut s = base.clone();
         s.model.options.implementation = Some(Implementation::Transformers);

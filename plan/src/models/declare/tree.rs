@@ -48,6 +48,10 @@ pub(crate) struct Tree {
     pub(super) linears: Vec<Linear>,
     /// Rows per sample that each module works on, if they are not the tokens.
     pub(super) rows: Vec<Option<u64>>,
+    /// Whether a module's weight is looked up or added, by module ([`Declare::lookup`]).
+    ///
+    /// [`Declare::lookup`]: super::Declare::lookup
+    pub(super) lookups: Vec<bool>,
     /// Whether a module is part of a block that the forward skips, by module; empty if it skips
     /// none.
     pub(crate) skipped: Vec<bool>,
@@ -166,6 +170,13 @@ impl Tree {
     /// Returns whether the forward skips all modules that use a parameter.
     pub(crate) fn skips_param(&self, p: &Param) -> bool {
         p.modules.iter().all(|&m| self.skips(m))
+    }
+
+    /// Returns how many modules that the forward runs multiply their input by a parameter. Blocks
+    /// may share it. A tied table is multiplied once, as the head.
+    pub(crate) fn multiplications(&self, p: &Param) -> u64 {
+        let run = p.modules.iter().filter(|&&m| !self.skips(m));
+        run.filter(|m| !self.lookups[m.index()]).count() as u64
     }
 
     /// Returns the numbers of the blocks that the forward runs.

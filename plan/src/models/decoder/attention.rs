@@ -91,7 +91,7 @@ impl Projections {
         let names = names::of(m);
         let (h, bias) = (m.hidden, m.bias.qkv());
         let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
-        match m.options.packed_qkv {
+        match m.options.attention.packed_qkv {
             _ if m.options.latent.is_used() => Self::Latent(Latent::new(d, at, &names, m)),
             PackedQkv::None if rows.is_none() && m.keys_of(d.layer()).is_some() => {
                 Self::Queries(d.linear(at, ("q", names.q), [q, h], bias))
@@ -99,7 +99,7 @@ impl Projections {
             PackedQkv::None => {
                 let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
                 let outer = rows.map(|rows| d.rows(Some(rows)));
-                let key_bias = bias && m.options.key_bias;
+                let key_bias = bias && m.options.attention.key_bias;
                 let k = d.linear(at, ("k", names.k), [kv, source], key_bias);
                 let v = (!takes_keys(d, m)).then(|| {
                     let shape = [m.kv_heads * value_width(m), source];
@@ -111,7 +111,7 @@ impl Projections {
                 Self::Separate { q, k, v }
             }
             packed => {
-                let whole = bias && m.options.key_bias;
+                let whole = bias && m.options.attention.key_bias;
                 let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], whole);
                 let vector = |d: &mut Declare, (name, width)| {
                     let module = d.module(at, name, ModuleKind::Layer);
@@ -153,17 +153,17 @@ impl HeadNorm {
         m: &Model,
         has_keys: bool,
     ) -> [Option<Self>; 2] {
-        if m.options.qk_norm == QkNorm::None {
+        if m.options.attention.qk_norm == QkNorm::None {
             return [None, None];
         }
         let names = names::of(m);
         let mut inner = m.with_inner_norm();
-        if m.options.qk_norm == QkNorm::AfterRopeNoWeight {
+        if m.options.attention.qk_norm == QkNorm::AfterRopeNoWeight {
             inner.options.norm = NormKind::RmsNoWeight;
         }
         let hd = m.head_dim;
         let mut norm = |names, heads: u64| {
-            let width = match m.options.qk_norm {
+            let width = match m.options.attention.qk_norm {
                 QkNorm::EachHead => return Self::Each(d.head_norms(at, names, [heads, hd])),
                 QkNorm::Full => heads * hd,
                 _ => hd,
@@ -193,7 +193,7 @@ struct Projected {
 
 /// Returns the parts that the projection of queries makes: queries, and maybe a gate.
 fn query_parts(m: &Model) -> u64 {
-    1 + u64::from(m.options.attention_gate == AttentionGate::Element)
+    1 + u64::from(m.options.attention.attention_gate == AttentionGate::Element)
 }
 
 /// What attention reads in addition to its input.
@@ -224,12 +224,12 @@ impl Attention {
 
     /// Declares a block's attention to what an encoder or a tower computes.
     pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        let rows = m.options.tower_memory().map(Vision::tokens);
+        let rows = m.options.context.tower_memory().map(Vision::tokens);
         Self::named(d, block, "cross_attention", m, (rows, m.memory_width()))
     }
 
-    /// Declares a block's attention as a module of this name, whose keys and values come from as
-    /// many rows as there are tokens or from `rows` per sample, of this width.
+    /// Declares attention named `name`. Keys and values are computed from rows of width `source`:
+    /// `rows` per sample, or the tokens if `rows` is `None`.
     fn named(
         d: &mut Declare,
         block: ModuleId,
@@ -248,14 +248,18 @@ impl Attention {
         });
         let shares = rows.is_none() && m.keys_of(d.layer()).is_some();
         let projections = Projections::new(d, at, m, (rows, source));
-        if m.options.global_projections && rows.is_none() {
+        if m.options.attention.global_projections && rows.is_none() {
             global_projections(d, at, m);
         }
         let summary = Summary::new(d, at, m);
         let latent = &m.options.latent;
         let chooses = !latent.is_used() && latent.has_indexer(d.layer());
         let indexer = chooses.then(|| Indexer::of_input(d, at, m));
-        let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
+        let has_sinks = m
+            .options
+            .attention
+            .attention_sinks
+            .has(m.layer_type(d.layer()));
         let sinks = has_sinks.then(|| {
             let module = d.module(at, "sinks", ModuleKind::Layer);
             d.parameter(module, (names.sinks, false), &[m.heads], Init::Normal)
@@ -264,7 +268,7 @@ impl Attention {
         let relative = disentangled::projections(d, at, m);
         let bias_gate = BiasGate::new(d, at, m);
         let width = m.heads * value_width(m);
-        let gates = m.options.attention_gate;
+        let gates = m.options.attention.attention_gate;
         let gate = (gates == AttentionGate::Separate)
             .then(|| d.linear(at, ("gate", "self_attn.gate_proj"), [width, h], false));
         let head_gate = (gates == AttentionGate::Head)
@@ -275,7 +279,7 @@ impl Attention {
             let names = ("sub_norm", "self_attn.attn_sub_norm");
             Norm::new(d, at, names, width, m, Order::Declared)
         });
-        let value_norm = (m.options.value_norm && !shares).then(|| {
+        let value_norm = (m.options.attention.value_norm && !shares).then(|| {
             let mut like = m.clone();
             like.options.norm = NormKind::RmsNoWeight;
             Norm::new(d, at, ("v_norm", ""), hd, &like, Order::Declared)
@@ -367,7 +371,7 @@ impl Attention {
                 b.g.release(k);
             }
         }
-        if b.s.model.options.qk_norm.follows_rope() {
+        if b.s.model.options.attention.qk_norm.follows_rope() {
             let norms = self.qk_norms;
             let [q, k, v] = qkv;
             qkv = [
@@ -392,11 +396,11 @@ impl Attention {
         around: Around,
     ) -> ValueId {
         let options = &b.s.model.options;
-        let scale = options.attention_multiplier;
+        let scale = options.attention.attention_multiplier;
         let scale = scale.unwrap_or(1.0 / (self.head_dim as f64).sqrt());
         let score_mod = ScoreMod {
-            softcap: Real(options.attention_softcap.unwrap_or(0.0)),
-            alibi: options.position_embedding == PositionEmbedding::Alibi,
+            softcap: Real(options.attention.attention_softcap.unwrap_or(0.0)),
+            alibi: options.positions.position_embedding == PositionEmbedding::Alibi,
             window: window.unwrap_or(0),
             documents: around.documents.unwrap_or(Documents::NONE),
         };
@@ -520,11 +524,11 @@ impl Attention {
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, self.head_dim);
-        let before = match m.options.qk_norm {
+        let before = match m.options.attention.qk_norm {
             QkNorm::AfterRope | QkNorm::AfterRopeNoWeight => [None; 2],
             _ => self.qk_norms,
         };
-        let whole = m.options.qk_norm == QkNorm::Full;
+        let whole = m.options.attention.qk_norm == QkNorm::Full;
         let values = self.value_width;
         // Splits a projection into heads, which are normalized before or after that.
         let split = |b: &mut Builder<'_>, n: usize, mut p: ValueId, heads| {
@@ -686,7 +690,7 @@ fn tempered(b: &mut Builder<'_>, q: ValueId, factors: ValueId) -> ValueId {
 
 /// Returns whether the attention that is declared takes keys for values.
 fn takes_keys(d: &Declare, m: &Model) -> bool {
-    m.options.keys_as_values && m.layer_type(d.layer()) != LayerType::Sliding
+    m.options.attention.keys_as_values && m.layer_type(d.layer()) != LayerType::Sliding
 }
 
 /// Returns the width of what a head of attention makes.
@@ -694,7 +698,7 @@ fn value_width(m: &Model) -> u64 {
     let latent = &m.options.latent;
     match latent.is_used() {
         true => latent.v_head_dim,
-        false => m.options.value_head_dim.unwrap_or(m.head_dim),
+        false => m.options.attention.value_head_dim.unwrap_or(m.head_dim),
     }
 }
 

@@ -21,7 +21,7 @@ impl Contrast {
         };
         Self {
             scale: number("logit_scale"),
-            bias: m.options.sigmoid_loss.then(|| number("logit_bias")),
+            bias: m.options.output.sigmoid_loss.then(|| number("logit_bias")),
         }
     }
 

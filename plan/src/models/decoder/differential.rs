@@ -18,7 +18,7 @@ pub(super) struct Differential {
 impl Differential {
     /// Declares the factors, if the model has any.
     pub(super) fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Self> {
-        m.options.differential.then(|| Self {
+        m.options.attention.differential.then(|| Self {
             module: at,
             factors: ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"].map(|name| {
                 let module = d.module(at, name, ModuleKind::Layer);

@@ -1,10 +1,9 @@
 //! Attention with a table of relative positions (DeBERTa).
 //!
 //! Each layer projects the table with its query and key projections, or with projections for the
-//! table alone (DeBERTa v1), and adds the entry for the
-//! distance of each pair of positions to its score. DeBERTa multiplies projected positions with the
-//! queries and keys of each sample; the plan adds biases that all samples share, which launches
-//! fewer kernels.
+//! table alone (DeBERTa v1), and adds the entry for the distance of each pair of positions to its
+//! score. DeBERTa multiplies projected positions with the queries and keys of each sample. The plan
+//! adds biases that all samples share, which launches fewer kernels.
 
 use super::norm::Norm;
 use crate::config::Model;
@@ -22,7 +21,7 @@ pub(super) struct Relative {
 impl Relative {
     /// Declares the table, if the model has one.
     pub(super) fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Self> {
-        let rows = m.options.disentangled_rows;
+        let rows = m.options.positions.disentangled_rows;
         (rows > 0).then(|| {
             // What it makes is used by all layers.
             d.blocks_differ();
@@ -30,7 +29,7 @@ impl Relative {
             let names = ("positions", "deberta.encoder.rel_embeddings");
             let table = d.table(module, names, ModuleKind::Layer, [rows, m.hidden]);
             let names = ("norm", "deberta.encoder.LayerNorm");
-            let normalizes = !m.options.disentangled_projections;
+            let normalizes = !m.options.positions.disentangled_projections;
             let norm =
                 normalizes.then(|| Norm::new(d, module, names, m.hidden, m, Order::Declared));
             Self { table, norm }
@@ -39,18 +38,18 @@ impl Relative {
 
     /// Returns the table, `[rows, hidden]`, normalized if it has a norm.
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
-        let rows = b.s.model.options.disentangled_rows;
+        let rows = b.s.model.options.positions.disentangled_rows;
         let all = b.constant("positions", &[rows], DType::I64, false);
         let table = b.embedding(self.table, all);
         self.norm.map_or(table, |norm| norm.apply(b, table))
     }
 }
 
-/// Declares a layer's projections of the table, if they are not those of queries and keys: of what
-/// keys and queries are multiplied by.
+/// Declares the layer's own projections of the table to queries and keys, unless it shares those of
+/// the tokens.
 pub(super) fn projections(d: &mut Declare, at: ModuleId, m: &Model) -> Option<[Layer; 2]> {
     let o = &m.options;
-    (o.disentangled_projections && o.disentangled_rows > 0).then(|| {
+    (o.positions.disentangled_projections && o.positions.disentangled_rows > 0).then(|| {
         let shape = [m.heads * m.head_dim, m.hidden];
         d.rows(Some(0));
         let layers = [("pos_q", true), ("pos_k", false)];

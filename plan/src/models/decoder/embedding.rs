@@ -22,7 +22,7 @@ pub(super) enum Embedding {
 
 /// Returns the width of embedded tokens.
 pub(super) fn width(m: &Model) -> u64 {
-    m.options.embedding_width.unwrap_or(m.hidden)
+    m.options.embedding.embedding_width.unwrap_or(m.hidden)
 }
 
 /// Returns the width of what is added to embedded tokens, and of their norm.
@@ -42,7 +42,7 @@ pub(super) fn projection(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Lay
         false => ("project_in", "model.decoder.project_in"),
     };
     let narrow = match encoder {
-        true => m.options.embedding_width.is_some(),
+        true => m.options.embedding.embedding_width.is_some(),
         false => width(m) != m.hidden,
     };
     narrow.then(|| d.linear(at, names, [m.hidden, width(m)], encoder))
@@ -88,9 +88,9 @@ impl Embedding {
             return Self::Patches(Patches::new(d, m));
         }
         let narrow = width(m) != m.hidden && m.family != Family::Bert;
-        if !o.position_embedding.is_table() && o.token_types == 0 && !narrow {
+        if !o.positions.position_embedding.is_table() && o.embedding.token_types == 0 && !narrow {
             let names = ("tok_embeddings", names.embedding);
-            let shape = [m.vocab + o.extra_tokens, width(m)];
+            let shape = [m.vocab + o.embedding.extra_tokens, width(m)];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
         }
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
@@ -100,24 +100,24 @@ impl Embedding {
         let tokens = table(
             d,
             ("wte", names.embedding),
-            m.vocab + o.extra_tokens,
+            m.vocab + o.embedding.extra_tokens,
             width(m),
         );
         let project = narrow.then(|| projection(d, module, m)).flatten();
-        let has_positions = o.position_embedding.is_table();
+        let has_positions = o.positions.position_embedding.is_table();
         let positions = has_positions.then(|| positions(d, module, names.positions, m));
-        let types = (o.token_types > 0).then(|| {
+        let types = (o.embedding.token_types > 0).then(|| {
             let names = ("wtt", names.token_types);
-            table(d, names, o.token_types, sum_width(m))
+            table(d, names, o.embedding.token_types, sum_width(m))
         });
-        let boxes = (o.box_rows > 0).then(|| {
+        let boxes = (o.embedding.box_rows > 0).then(|| {
             [
                 ("x", "layoutlm.embeddings.x_position_embeddings"),
                 ("y", "layoutlm.embeddings.y_position_embeddings"),
                 ("height", "layoutlm.embeddings.h_position_embeddings"),
                 ("width", "layoutlm.embeddings.w_position_embeddings"),
             ]
-            .map(|names| table(d, names, o.box_rows, sum_width(m)))
+            .map(|names| table(d, names, o.embedding.box_rows, sum_width(m)))
         });
         Self::Learned(Tables {
             module,
@@ -132,10 +132,15 @@ impl Embedding {
     /// Declares what an encoder reads if it has a table of tokens of its own, or positions are a
     /// table: the same table of tokens, and one of positions of its own.
     pub(super) fn of_encoder(&self, d: &mut Declare, at: ModuleId, m: &Model) -> Option<Tables> {
-        if m.options.encoder.as_ref().is_some_and(|of| of.own_tokens) {
+        if m.options
+            .context
+            .encoder
+            .as_ref()
+            .is_some_and(|of| of.own_tokens)
+        {
             let names = ("tok_embeddings", "");
             let tokens = d.table(at, names, ModuleKind::Embedding, [m.vocab, m.hidden]);
-            let has_positions = m.options.position_embedding.is_table();
+            let has_positions = m.options.positions.position_embedding.is_table();
             return Some(Tables {
                 module: at,
                 tokens,
@@ -188,9 +193,9 @@ impl Embedding {
 
 /// Declares the table of positions. One of sines and cosines is not trained.
 fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
-    let rows = m.max_seq_len + m.options.position_offset;
+    let rows = m.max_seq_len + m.options.embedding.position_offset;
     let table = d.table(at, ("wpe", hf), ModuleKind::Layer, [rows, sum_width(m)]);
-    if m.options.position_embedding == PositionEmbedding::SinusoidalTable {
+    if m.options.positions.position_embedding == PositionEmbedding::SinusoidalTable {
         d.untrained(table);
     }
     table
@@ -198,13 +203,13 @@ fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
 
 /// Multiplies embedded tokens by their factor.
 fn multiplied(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
-    let by = b.s.model.options.embedding_multiplier;
+    let by = b.s.model.options.embedding.embedding_multiplier;
     scaled(b, tokens, by)
 }
 
 /// Adds sines and cosines of the positions to tokens, if the model has them.
 fn sinusoids(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
-    if b.s.model.options.position_embedding != PositionEmbedding::Sinusoidal {
+    if b.s.model.options.positions.position_embedding != PositionEmbedding::Sinusoidal {
         return tokens;
     }
     let row = [b.s.model.hidden];
@@ -216,7 +221,7 @@ fn sinusoids(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
 impl Tables {
     /// Embeds token ids and their positions.
     pub(super) fn forward(&self, b: &mut Builder<'_>, ids: ValueId) -> ValueId {
-        let name = match b.s.model.options.position_offset {
+        let name = match b.s.model.options.embedding.position_offset {
             0 => "positions",
             _ => "positions_with_offset",
         };
@@ -260,19 +265,21 @@ impl Patches {
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
         let of = |d: &mut Declare, name, hf, shape: &[u64]| {
             let module = d.module(module, name, ModuleKind::Layer);
-            d.parameters(module, hf, shape, false)
+            let layer = d.parameters(module, hf, shape, false);
+            d.lookup(layer);
+            layer
         };
         let h = m.hidden;
-        let class = (m.options.class_token).then(|| of(d, "class", "", &[1, 1, h]));
-        if m.options.mask_token {
+        let class = (m.options.image.class_token).then(|| of(d, "class", "", &[1, 1, h]));
+        if m.options.image.mask_token {
             let mask = of(d, "mask", "", &[1, h]);
             d.untrained(mask);
         }
-        let distills = m.options.distillation_token;
+        let distills = m.options.image.distillation_token;
         let distillation = distills.then(|| of(d, "distillation", "", &[1, 1, h]));
-        let more = m.options.register_tokens;
+        let more = m.options.image.register_tokens;
         let registers = (more > 0).then(|| of(d, "registers", "", &[1, more, h]));
-        let has_positions = m.options.position_embedding.is_table();
+        let has_positions = m.options.positions.position_embedding.is_table();
         let reconstruction = m.options.reconstruction.as_ref();
         // Registers have no positions.
         let rows = reconstruction.map_or(m.max_seq_len - more, |of| of.rows());
@@ -280,9 +287,9 @@ impl Patches {
         if let Some(table) = positions.filter(|_| reconstruction.is_some()) {
             d.untrained(table);
         }
-        let shape = [h, m.options.patch_dim];
+        let shape = [h, m.options.image.patch_dim];
         let outer = d.rows(reconstruction.map(|of| of.patches));
-        let projection = d.linear(ROOT, ("patches", ""), shape, m.options.patch_bias);
+        let projection = d.linear(ROOT, ("patches", ""), shape, m.options.image.patch_bias);
         d.rows(outer);
         Self {
             module,
@@ -301,7 +308,7 @@ impl Patches {
         let (batch, seen) = (b.batch(), b.seq());
         let reconstruction = b.s.model.options.reconstruction.as_ref();
         let seq = reconstruction.map_or(seen, |of| of.rows());
-        let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
+        let (h, dim) = (b.s.model.hidden, b.s.model.options.image.patch_dim);
         let learned = [self.class, self.distillation, self.registers];
         let learned: Vec<ValueId> = learned.into_iter().flatten().map(|l| b.weight(l)).collect();
         let registers = self.registers.map(|l| b.weight(l));

@@ -40,21 +40,23 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn new(d: &mut Declare, tokens: Option<Layer>, names: &Names, m: &Model) -> Self {
-        let kind = m.options.head;
+        let kind = m.options.output.head;
         let h = m.hidden;
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
         // The head of T5 and BART has a layer of its own before the scores, T5Gemma's has none.
-        let pair = m.options.encoder_layers > 0;
-        let alone = m.options.encoder.is_some();
+        let pair = m.options.context.encoder_layers > 0;
+        let alone = m.options.context.encoder.is_some();
         let transforms = match kind {
-            Head::LanguageModel | Head::SequenceClassification if m.options.output_transform => {
+            Head::LanguageModel | Head::SequenceClassification
+                if m.options.output.output_transform =>
+            {
                 true
             }
-            Head::LanguageModel | Head::Pretraining => encoder && m.options.head_transform,
-            Head::SequenceClassification => encoder && !images && !m.options.pooler,
+            Head::LanguageModel | Head::Pretraining => encoder && m.options.output.head_transform,
+            Head::SequenceClassification => encoder && !images && !m.options.output.pooler,
             Head::TokenClassification => {
-                encoder && !images && !m.options.pooler && m.options.head_transform
+                encoder && !images && !m.options.output.pooler && m.options.output.head_transform
             }
             Head::Vector | Head::Contrastive | Head::None => false,
         };
@@ -67,7 +69,7 @@ impl Output {
                 h
             };
             let layer = d.linear(ROOT, dense, [width, h], transform_bias(m));
-            let norms = m.options.head_transform;
+            let norms = m.options.output.head_transform;
             let norm = norms.then(|| Norm::new(d, ROOT, norm, width, m, Order::Declared));
             (layer, norm)
         });
@@ -81,23 +83,24 @@ impl Output {
             )
         });
         let pools = match kind {
-            Head::None => encoder && m.options.pooler,
+            Head::None => encoder && m.options.output.pooler,
             Head::SequenceClassification => {
-                pair && !alone || (encoder && !images && m.options.pooler)
+                pair && !alone || (encoder && !images && m.options.output.pooler)
             }
             Head::Pretraining => true,
             Head::LanguageModel | Head::TokenClassification | Head::Vector | Head::Contrastive => {
                 false
             }
         };
-        let pooling = (images && m.options.attention_pooling).then(|| Pooling::new(d, ROOT, m));
-        let pooler_bias = pair || m.bias.mlp() || (encoder && m.options.head_bias);
+        let pooling =
+            (images && m.options.image.attention_pooling).then(|| Pooling::new(d, ROOT, m));
+        let pooler_bias = pair || m.bias.mlp() || (encoder && m.options.output.head_bias);
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
-        let pooled = match m.options.image_pooling {
+        let pooled = match m.options.image.image_pooling {
             ImagePooling::ClassAndMean if images => 2 * h,
             _ => narrow.unwrap_or(h),
         };
-        let scores = [m.options.num_labels, pooled];
+        let scores = [m.options.output.num_labels, pooled];
         let layer = match kind {
             Head::LanguageModel | Head::Pretraining => {
                 tokens.map(|tokens| d.lm_head(tokens, names.head, m))
@@ -108,14 +111,18 @@ impl Output {
             Head::TokenClassification => Some(d.head(("output", "score"), scores, true)),
             Head::Vector | Head::Contrastive => {
                 let outer = d.rows(Some(1));
-                let shape = [m.options.vector_width, narrow.unwrap_or(h)];
-                let layer = d.head(("output", "text_projection"), shape, m.options.head_bias);
+                let shape = [m.options.output.vector_width, narrow.unwrap_or(h)];
+                let layer = d.head(
+                    ("output", "text_projection"),
+                    shape,
+                    m.options.output.head_bias,
+                );
                 d.rows(outer);
                 Some(layer)
             }
             Head::None => None,
         };
-        let second = m.options.second_classifier;
+        let second = m.options.image.second_classifier;
         let second = second.then(|| {
             d.head(
                 ("distillation_output", "distillation_classifier"),
@@ -126,15 +133,15 @@ impl Output {
         let relation = (kind == Head::Pretraining).then(|| {
             d.head(
                 ("relation", "cls.seq_relationship"),
-                [m.options.num_labels, h],
+                [m.options.output.num_labels, h],
                 true,
             )
         });
-        if m.options.unused_pooler && (kind != Head::None) {
+        if m.options.output.unused_pooler && (kind != Head::None) {
             let unused = d.linear(ROOT, ("unused_pooler", ""), [h, h], true);
             d.untrained(unused);
         }
-        if m.options.contact_head {
+        if m.options.output.contact_head {
             let heads = u64::from(m.layers) * m.heads;
             let unused = d.linear(ROOT, ("contact_head", ""), [1, heads], true);
             d.untrained(unused);
@@ -207,10 +214,10 @@ impl Output {
                 loss::cross_entropy(b, logits, masked);
             }
             Head::LanguageModel | Head::None => {
-                let divisor = options.logits_scaling;
+                let divisor = options.output.logits_scaling;
                 let logits = Logits {
                     scale: (divisor != 1.0).then(|| 1.0 / divisor),
-                    softcap: options.logits_softcap,
+                    softcap: options.output.logits_softcap,
                 };
                 if let Some(labels) = labels {
                     loss::head_and_loss(b, layer, hidden, labels, logits);
@@ -233,8 +240,8 @@ impl Output {
                 classes::of_positions(b, scores);
             }
             Head::SequenceClassification => {
-                let labels = options.num_labels;
-                let means = options.image_pooling != ImagePooling::Class;
+                let labels = options.output.num_labels;
+                let means = options.image.image_pooling != ImagePooling::Class;
                 if means {
                     hidden = pool_image(b, hidden);
                 }
@@ -263,11 +270,11 @@ impl Output {
 /// Returns whether the layer before the logits of masked positions has a bias: if the norm after it
 /// has one, or if there is none.
 fn transform_bias(m: &Model) -> bool {
-    if !m.options.head_transform {
+    if !m.options.output.head_transform {
         return true;
     }
     match m.options.norm {
-        Kind::Layer => m.options.head_bias || m.bias.mlp(),
+        Kind::Layer => m.options.output.head_bias || m.bias.mlp(),
         Kind::LayerNoBias => false,
         _ => m.bias.mlp(),
     }
@@ -285,8 +292,8 @@ fn mean_of_rows(b: &mut Builder<'_>, x: ValueId) -> ValueId {
 /// Returns what is classified of an image whose rows are `hidden`.
 fn pool_image(b: &mut Builder<'_>, hidden: ValueId) -> ValueId {
     let options = &b.s.model.options;
-    let first = u64::from(options.class_token) + options.register_tokens;
-    let with_class = options.image_pooling == ImagePooling::ClassAndMean;
+    let first = u64::from(options.image.class_token) + options.image.register_tokens;
+    let with_class = options.image.image_pooling == ImagePooling::ClassAndMean;
     b.within(ROOT, |b| {
         let (rows, width) = (b.g.value(hidden).shape[1], b.g.value(hidden).cols());
         let patches = b.g.slice(hidden, 1, first, rows - first);

@@ -53,7 +53,7 @@ impl Reconstruction {
         };
         let blocks = (0..of.layers).map(block).collect();
         let norm = Norm::new(d, module, ("norm", ""), of.hidden, &inner, Order::Declared);
-        let shape = [m.options.patch_dim, of.hidden];
+        let shape = [m.options.image.patch_dim, of.hidden];
         let pixels = d.linear(module, ("pixels", ""), shape, true);
         d.rows(outer);
         Some(Self {

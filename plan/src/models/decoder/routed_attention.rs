@@ -138,7 +138,7 @@ impl RoutedAttention {
         let rows = b.g.value(queries).shape.clone();
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, m.kv_heads, m.head_dim);
-        let scale = m.options.attention_multiplier;
+        let scale = m.options.attention.attention_multiplier;
         let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
         let both = b.linear(self.keys, y);
         let both = b.g.reshape(both, &[batch, seq, 2, kv, hd]);

@@ -36,7 +36,8 @@ impl Encoder {
         let width = inner.hidden;
         let norm =
             |d: &mut Declare, name| Norm::new(d, module, (name, ""), width, inner, Order::Declared);
-        let embedding_norm = (inner.options.embedding_norm).then(|| norm(d, "embedding_norm"));
+        let embedding_norm =
+            (inner.options.embedding.embedding_norm).then(|| norm(d, "embedding_norm"));
         let bias = RelativeBias::shared(d, module, inner);
         let block = |n: u32| {
             let name = format!("layers.{n}");
@@ -96,7 +97,7 @@ pub(super) struct RelativeBias {
 impl RelativeBias {
     /// Declares the table that all layers share, unless each has one.
     pub(super) fn shared(d: &mut Declare, parent: ModuleId, m: &Model) -> Option<Self> {
-        match m.options.relative_bias_per_layer {
+        match m.options.positions.relative_bias_per_layer {
             true => None,
             false => Self::new(d, parent, m),
         }
@@ -104,7 +105,7 @@ impl RelativeBias {
 
     /// Declares a table, if the model has any.
     pub(super) fn new(d: &mut Declare, parent: ModuleId, m: &Model) -> Option<Self> {
-        let rows = m.options.relative_buckets;
+        let rows = m.options.positions.relative_buckets;
         let mut table = |name| d.table(parent, (name, ""), ModuleKind::Layer, [rows, m.heads]);
         (rows > 0).then(|| Self {
             table: table("relative_bias"),

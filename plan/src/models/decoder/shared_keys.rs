@@ -55,7 +55,7 @@ impl SharedKeys {
     /// Declares it; `None` for models with another attention.
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Option<Self> {
         let o = &m.options;
-        if o.output_groups == 0 {
+        if o.attention.output_groups == 0 {
             return None;
         }
         let (h, hd, rank) = (m.hidden, m.head_dim, o.latent.q_lora_rank);
@@ -81,16 +81,16 @@ impl SharedKeys {
         let kv_norm = own(d, "kv_norm", hd);
         let sinks = d.module(at, "sinks", ModuleKind::Layer);
         let sinks = d.parameters(sinks, "", &[m.heads], false);
-        let width = m.heads * hd / o.output_groups;
+        let width = m.heads * hd / o.attention.output_groups;
         let group = |n: u64| {
             let name = format!("o_a_{n}");
-            d.linear(at, (&name, ""), [o.output_rank, width], false)
+            d.linear(at, (&name, ""), [o.attention.output_rank, width], false)
         };
-        let groups: Vec<Layer> = (0..o.output_groups).map(group).collect();
-        let mixed = o.output_groups * o.output_rank;
+        let groups: Vec<Layer> = (0..o.attention.output_groups).map(group).collect();
+        let mixed = o.attention.output_groups * o.attention.output_rank;
         let output = d.linear(at, ("o_b", "self_attn.o_b_proj"), [h, mixed], false);
         let layer = d.layer();
-        let rate = o.compress_rates.get(layer).copied().unwrap_or(0);
+        let rate = o.layers.compress_rates.get(layer).copied().unwrap_or(0);
         let chooses = o.latent.indexer_type(layer) == IndexerType::Full;
         let series = 1 + u64::from(chooses);
         let compressor =

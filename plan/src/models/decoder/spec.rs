@@ -215,11 +215,11 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         vec![
             ("hidden", m.hidden),
             ("ffn", m.ffn),
-            ("patch_dim", m.options.patch_dim),
+            ("patch_dim", m.options.image.patch_dim),
         ]
     },
     check: rules::check_images,
-    declare: |d, m| match &m.options.stages {
+    declare: |d, m| match &m.options.image.stages {
         Some(of) => Box::new(Staged::new(d, m, of)),
         None => Box::new(Decoder::new(d, m)),
     },

@@ -22,7 +22,7 @@ impl Summary {
     /// Returns what keys and values come from, `[batch, seq, hidden]`, as `y`.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
         let (batch, seq, width) = (b.batch(), b.seq(), b.g.value(y).cols());
-        let block = (b.s.model.options.encoder.as_ref()).map_or(0, |of| of.summary_block);
+        let block = (b.s.model.options.context.encoder.as_ref()).map_or(0, |of| of.summary_block);
         let n = b.s.model.summaries(seq);
         let used = b.g.slice(y, 1, 0, n * block);
         let used = b.g.make_contiguous(used);

@@ -66,10 +66,13 @@ impl Tiles {
             let at = d.module(module, name, ModuleKind::Layer);
             d.parameters(at, "", shape, false)
         };
+        let class = own(d, "class", &[h]);
+        let positions = own(d, "positions", &[rows, h]);
+        d.lookup(positions);
         Self {
             module,
-            class: own(d, "class", &[h]),
-            positions: own(d, "positions", &[rows, h]),
+            class,
+            positions,
             share: own(d, "share", &[1]),
             of_tiles: table(d, module, of, rows * h),
             before: Place::new(d, module, "before", of),

@@ -29,8 +29,8 @@ pub(in crate::models) fn scenarios(s: &Scenario) -> Parts<Scenario> {
         inner.train.seq_len = of.rows();
         inner
     };
-    let first = o.vision.as_ref().map(of_tower);
-    let audio = o.audio.as_ref().map(of_tower);
+    let first = o.context.vision.as_ref().map(of_tower);
+    let audio = o.context.audio.as_ref().map(of_tower);
     [first.or_else(|| seq2seq::scenario(s)), audio]
 }
 
@@ -273,7 +273,7 @@ impl Vector {
         let module = d.module(at, "vector", ModuleKind::Layer);
         let pooling = of.pooling_head.then(|| Pooling::new(d, module, inner));
         let outer = d.rows(Some(1));
-        let shape = [m.options.vector_width, of.hidden];
+        let shape = [m.options.output.vector_width, of.hidden];
         let names = ("projection", "visual_projection");
         let projection = (of.projector).then(|| d.linear(module, names, shape, of.projector_bias));
         d.rows(outer);

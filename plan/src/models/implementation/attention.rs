@@ -40,10 +40,10 @@ impl Masks {
         let [slides, chunked] = [LayerType::Sliding, LayerType::Chunked]
             .map(|kind| kinds.clone().any(|other| other == kind));
         // Shorter sequences do not reach the end of the window, or of the first chunk.
-        let slides_far = slides && seq > options.window_from;
+        let slides_far = slides && seq > options.layers.window_from;
         let reaches = |size: Option<u64>| size.is_some_and(|size| size <= seq);
-        let reaches = slides_far && reaches(options.sliding_window)
-            || chunked && reaches(options.attention_chunk);
+        let reaches = slides_far && reaches(options.layers.sliding_window)
+            || chunked && reaches(options.layers.attention_chunk);
         let slides = slides || chunked;
         let (full, sliding) = match options.attn_implementation {
             AttnImplementation::Sdpa => (false, slides && reaches),
@@ -244,7 +244,7 @@ fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     let weights = b.g.cast(weights, dtype);
     // `attn_weights` is assigned again here.
     b.g.release(scores);
-    let weights = b.dropout(weights, b.s.model.options.attention_dropout);
+    let weights = b.dropout(weights, b.s.model.options.attention.attention_dropout);
     let weights = b.g.reshape(weights, &[batch * heads, seq, keys]);
     let out = batched(&mut b.g, weights, v);
     b.g.reshape(out, &[batch, heads, seq, width])

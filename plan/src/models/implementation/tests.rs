@@ -1,5 +1,5 @@
-//! Against what autograd saves in, and which operators run in, layers of transformers models
-//! (`tests/data/transformers/saved.py`).
+//! Compares saved tensors and operators with those of transformers' layers, as recorded in
+//! `tests/data/transformers/saved.jsonl` by `saved.py`.
 
 use crate::compile::tape::{Tape, TapeOp};
 use crate::config::{Scenario, Units};

@@ -335,7 +335,7 @@ fn chunks_save_the_attention_between_them() {
     };
     let chunked = scout(train);
     let mut whole = chunked.clone();
-    whole.model.options.attention_chunk = None;
+    whole.model.options.layers.attention_chunk = None;
     let layer = 2 * 40 * 128 * 16384_u64.pow(2);
     assert_eq!(flops(&whole) - flops(&chunked), 3 * 3 * layer / 2);
     // The kernels, too: three of four see documents of 8192 positions.

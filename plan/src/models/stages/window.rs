@@ -127,7 +127,7 @@ impl Windows {
         let attention = d.module(at, "attention", ModuleKind::Attention);
         let first = d.norm(attention, ("norm", ""), w, true, Order::Declared);
         let qkv = ["q", "k", "v"].map(|name| {
-            let bias = m.bias.qkv() && (m.options.key_bias || name != "k");
+            let bias = m.bias.qkv() && (m.options.attention.key_bias || name != "k");
             d.linear(attention, (name, ""), [w, w], bias)
         });
         let output = d.linear(attention, ("o", ""), [w, w], true);

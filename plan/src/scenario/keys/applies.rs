@@ -91,7 +91,13 @@ pub(super) const CLAMPED_GLU: Need = Need {
 
 pub(super) const CHUNKED_LAYERS: Need = Need {
     by: Key::LayerTypes,
-    holds: |s| s.model.options.layer_types.contains(&LayerType::Chunked),
+    holds: |s| {
+        s.model
+            .options
+            .layers
+            .layer_types
+            .contains(&LayerType::Chunked)
+    },
     words: "layers of type chunked_attention",
     otherwise: "no layer has chunks",
 };
@@ -99,7 +105,7 @@ pub(super) const CHUNKED_LAYERS: Need = Need {
 pub(super) const NO_ROPE_LAYERS: Need = Need {
     by: Key::LayerTypes,
     holds: |s| {
-        let types = &s.model.options.layer_types;
+        let types = &s.model.options.layers.layer_types;
         types.contains(&LayerType::FullNoRope)
     },
     words: "layers of type full_attention_no_rope",

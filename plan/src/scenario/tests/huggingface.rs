@@ -170,7 +170,7 @@ fn a_sliding_window_limits_attention_not_the_sequence() {
     let s = read("window", MISTRAL, &[]).unwrap();
     let m = &s.model;
     assert_eq!(
-        (m.max_seq_len, m.options.sliding_window),
+        (m.max_seq_len, m.options.layers.sliding_window),
         (32768, Some(4096))
     );
     assert_eq!(parameters(&s), 7_241_732_096);
@@ -181,6 +181,7 @@ fn a_sliding_window_limits_attention_not_the_sequence() {
             .unwrap()
             .model
             .options
+            .layers
             .sliding_window
     };
     assert_eq!(window(&off), None);
@@ -189,7 +190,7 @@ fn a_sliding_window_limits_attention_not_the_sequence() {
     assert_eq!(window(&on), None);
     let on = on.replace("max_window_layers\": 28", "max_window_layers\": 21");
     let m = read("window", &on, &[]).unwrap().model;
-    assert_eq!(m.options.sliding_window, Some(131_072));
+    assert_eq!(m.options.layers.sliding_window, Some(131_072));
     let types = [20, 21].map(|layer| m.layer_type(layer));
     assert_eq!(types, [LayerType::Full, LayerType::Sliding]);
 }
@@ -205,14 +206,20 @@ fn a_class_has_its_output_layer() {
     );
     let reward = of(&scores);
     assert_eq!(
-        (reward.model.options.head, reward.model.options.num_labels),
+        (
+            reward.model.options.output.head,
+            reward.model.options.output.num_labels
+        ),
         (Head::SequenceClassification, 1)
     );
     // One row of scores instead of the tied head.
     assert_eq!(parameters(&reward), parameters(&of(LLAMA)) + 2048);
     let token = of(&class("LlamaForTokenClassification"));
     assert_eq!(parameters(&token), parameters(&of(LLAMA)) + 2 * 2048 + 2);
-    assert_eq!(of(&class("LlamaModel")).model.options.head, Head::None);
+    assert_eq!(
+        of(&class("LlamaModel")).model.options.output.head,
+        Head::None
+    );
 }
 
 /// What a file says that no key expresses.
@@ -356,8 +363,12 @@ const OLMO3: &str = r#"{
 fn bases_of_rotary_embeddings_are_read_per_kind_of_layer() {
     let bases = |test: &str, config: &str| {
         let model = read(test, config, &[]).unwrap().model;
-        let kind = model.options.rope_scaling.map(|s| s.rope_type);
-        (model.rope_theta, model.options.rope_local_theta, kind)
+        let kind = model.options.positions.rope_scaling.map(|s| s.rope_type);
+        (
+            model.rope_theta,
+            model.options.positions.rope_local_theta,
+            kind,
+        )
     };
     let nested = bases("olmo3", OLMO3);
     assert_eq!(nested, (3e5, Some(2e4), Some(RopeType::Yarn)));
@@ -409,7 +420,7 @@ fn key_heads_of_deci_are_read_per_layer() {
     for name in ["deci", "decilm"] {
         let config = config.replace("\"deci\"", &format!("\"{name}\""));
         let s = read(name, &config, &[]).unwrap();
-        assert_eq!(s.model.options.layer_kv_heads, [4, 4, 2, 1]);
+        assert_eq!(s.model.options.layers.layer_kv_heads, [4, 4, 2, 1]);
         // Embedding and head, norms, and in each layer queries and results, keys and values, and
         // the feed-forward layer.
         assert_eq!(parameters(&s), 1_112_576_000);
@@ -487,12 +498,12 @@ fn a_whole_may_lack_its_tower() {
     let mut file: serde_json::Value = serde_json::from_str(GEMMA4).unwrap();
     file["vision_config"] = serde_json::Value::Null;
     let alone = read("no-tower", &file.to_string(), &[]).unwrap();
-    assert!(alone.model.options.vision.is_none());
+    assert!(alone.model.options.context.vision.is_none());
     assert_eq!(parameters(&alone), 276_656);
     // An audio tower may be there alone.
     file["audio_config"] = serde_json::json!({});
     let sounds = read("sounds", &file.to_string(), &[]).unwrap();
-    assert!(sounds.model.options.audio.is_none());
+    assert!(sounds.model.options.context.audio.is_none());
     assert_eq!(parameters(&sounds), 305_199_568);
     let asked = read(
         "sounds",
@@ -510,7 +521,7 @@ fn a_part_of_a_model_has_the_type_of_the_whole() {
         .replace("Qwen2ForCausalLM", "Qwen2_5_VLTextModel");
     let part = read("part", &config, &[]).unwrap();
     let whole = read("part", QWEN, &[]).unwrap();
-    assert_eq!(part.model.options.head, Head::None);
+    assert_eq!(part.model.options.output.head, Head::None);
     // Without the output layer; biases of queries, keys and values are those of Qwen 2.
     assert_eq!(
         parameters(&part) + 152_064 * 3584,
@@ -775,6 +786,6 @@ fn dense_layers_may_be_anywhere() {
     assert_eq!(parameters(&s), 16_369_793_024);
     let first = config.replace("[0, 5]", "[0, 1]");
     let s = read("first", &first, &[]).unwrap();
-    assert!(s.model.options.mlp_layer_types.is_empty());
+    assert!(s.model.options.layers.mlp_layer_types.is_empty());
     assert_eq!(s.model.options.experts.dense_layers, 2);
 }

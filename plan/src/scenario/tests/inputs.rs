@@ -143,7 +143,7 @@ fn the_class_of_a_language_model_has_no_tower() {
     let text = whole.replace("LlavaForConditionalGeneration", "LlamaForCausalLM");
     assert_ne!(text, whole);
     let s = read("llava-text", &text, &[]).unwrap();
-    assert!(s.model.options.vision.is_none());
+    assert!(s.model.options.context.vision.is_none());
     let (_, params) = crate::models::testing::modules_and_params(&s);
     let found: u64 = params.iter().map(|p| p.numel()).sum();
     // Embedding and head of 256 tokens, and three blocks of width 64 with two heads of keys.

@@ -101,8 +101,8 @@ fn public_models_make_correct_programs() {
         let kind = (
             m.family.name(),
             m.options.model_type.clone(),
-            m.options.vision.as_ref().map(tower),
-            m.options.layer_types.len(),
+            m.options.context.vision.as_ref().map(tower),
+            m.options.layers.layer_types.len(),
         );
         if !types.insert(kind.clone()) {
             continue;

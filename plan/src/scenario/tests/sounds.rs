@@ -116,7 +116,11 @@ fn flops_of_towers_of_sounds_are_those_of_transformers() {
         let s = read(name, config, &["train.micro_batch=1"]).unwrap();
         let mut without = s.clone();
         let options = &mut without.model.options;
-        let tower = options.audio.take().or_else(|| options.vision.take());
+        let tower = options
+            .context
+            .audio
+            .take()
+            .or_else(|| options.context.vision.take());
         let tower = tower.unwrap();
         assert_eq!(tower.tokens(), tokens, "{name}");
         // The class computes the first attention of learned rows, and the queries of the second,
@@ -224,7 +228,7 @@ fn the_part_that_listens_is_planned_alone() {
     );
     let s = read("listens", &whole, &[&format!("model.model_type={asked}")]).unwrap();
     assert_eq!(parameters(&s), known);
-    assert!(s.model.options.vision.is_some() && s.model.options.audio.is_some());
+    assert!(s.model.options.context.vision.is_some() && s.model.options.context.audio.is_some());
 }
 
 /// Rows of both towers precede a text.
@@ -232,7 +236,7 @@ fn the_part_that_listens_is_planned_alone() {
 fn the_second_tower_needs_room_and_the_first_one() {
     let omni = config!("tiny--qwen2_5_omni_thinker");
     let s = read("both", omni, &[]).unwrap();
-    let towers = s.model.options.towers();
+    let towers = s.model.options.context.towers();
     let tokens: Vec<u64> = towers.map(crate::config::Vision::tokens).collect();
     assert_eq!(tokens, [256, 750]);
     let short = read("short", omni, &["train.seq_len=1006"]).unwrap_err();

@@ -52,7 +52,9 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     towers(s, d)?;
     compressed_keys(s, d)?;
     summaries(s, d)?;
-    if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
+    if m.options.layers.layer_types.contains(&LayerType::Sliding)
+        && m.options.layers.sliding_window.is_none()
+    {
         let message = "`layer_types` has layers with a window, whose size `sliding_window` gives";
         return Err(d.conflict(&[Key::LayerTypes, Key::SlidingWindow], message));
     }
@@ -75,7 +77,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 
 /// Refuses sequences that are shorter than what one compressed key stands for.
 fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
-    let rates = &s.model.options.compress_rates;
+    let rates = &s.model.options.layers.compress_rates;
     let longest = rates.iter().copied().max().unwrap_or_default();
     if longest <= s.train.seq_len {
         return Ok(());
@@ -90,7 +92,7 @@ fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
 
 /// Refuses sequences that are shorter than the block of positions that one sum stands for.
 fn summaries(s: &Scenario, d: &Document) -> Checked {
-    let encoder = s.model.options.encoder.as_ref();
+    let encoder = s.model.options.context.encoder.as_ref();
     let block = encoder.map_or(0, |of| of.summary_block);
     if block <= s.train.seq_len {
         return Ok(());
@@ -106,31 +108,35 @@ fn summaries(s: &Scenario, d: &Document) -> Checked {
 /// Refuses towers whose sizes do not fit, and samples without room for text.
 fn towers(s: &Scenario, d: &Document) -> Checked {
     let options = &s.model.options;
-    if let Some(of) = &options.audio {
+    if let Some(of) = &options.context.audio {
         tower(s, d, Key::Audio, of)?;
-        let memory = of.memory || options.tower_memory().is_some();
-        if options.vision.is_none() || of.vector || options.head == Head::Contrastive || memory {
+        let memory = of.memory || options.context.tower_memory().is_some();
+        if options.context.vision.is_none()
+            || of.vector
+            || options.output.head == Head::Contrastive
+            || memory
+        {
             let message = "`audio` is a second tower: it needs `vision`, and the rows of both replace tokens (no memory, no vector)";
             return Err(d.conflict(&[Key::Audio, Key::Vision], message));
         }
     }
-    let Some(of) = &options.vision else {
-        if options.vision_patches.is_none() {
+    let Some(of) = &options.context.vision else {
+        if options.context.vision_patches.is_none() {
             return Ok(());
         }
         let message = "`vision_patches` needs a tower: there is no `vision`";
         return Err(d.conflict(&[Key::VisionPatches, Key::Vision], message));
     };
     tower(s, d, Key::Vision, of)?;
-    if options.encoder_layers > 0 {
+    if options.context.encoder_layers > 0 {
         let message = "a model with an encoder has no tower";
         return Err(d.conflict(&[Key::Vision, Key::EncoderLayers], message));
     }
-    let tokens: u64 = options.towers().map(Vision::tokens).sum();
+    let tokens: u64 = options.context.towers().map(Vision::tokens).sum();
     if of.vector || of.memory || tokens < s.train.seq_len {
         return Ok(());
     }
-    let more = match &options.audio {
+    let more = match &options.context.audio {
         Some(audio) => format!(" and the {} of a sound (`audio`)", audio.tokens()),
         None => String::new(),
     };
@@ -206,10 +212,10 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         );
         return conflict(&[key, Key::Hidden], message);
     }
-    if of.vector && !of.projector && of.hidden != options.vector_width {
+    if of.vector && !of.projector && of.hidden != options.output.vector_width {
         let message = format!(
             "`{name}`: without a projector, hidden ({}) must be `vector_width` ({})",
-            of.hidden, options.vector_width
+            of.hidden, options.output.vector_width
         );
         return conflict(&[key, Key::VectorWidth], message);
     }
@@ -263,19 +269,19 @@ fn output(s: &Scenario, d: &Document) -> Checked {
     }
     let o = &s.model.options;
     let fused = s.train.loss == Loss::Chunked;
-    let reason = if o.head != Head::LanguageModel {
+    let reason = if o.output.head != Head::LanguageModel {
         Some((
             Key::Head,
             "only a language model has logits to divide into chunks",
         ))
     } else if !fused {
         None
-    } else if o.logits_softcap.is_some() {
+    } else if o.output.logits_softcap.is_some() {
         Some((
             Key::LogitsSoftcap,
             "the chunked loss has no soft limit of logits",
         ))
-    } else if o.head_bias {
+    } else if o.output.head_bias {
         Some((Key::HeadBias, "the chunked loss has no bias"))
     } else {
         None

@@ -163,14 +163,14 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
             "layers of type {} keep their state from document to document",
             kind.name()
         )
-    } else if m.options.vision.is_some() || m.family == Family::Vit {
+    } else if m.options.context.vision.is_some() || m.family == Family::Vit {
         "the patches of an image are one sequence".to_owned()
-    } else if m.options.relative_buckets > 0
-        || m.options.disentangled_rows > 0
-        || m.options.encoder_layers > 0
+    } else if m.options.positions.relative_buckets > 0
+        || m.options.positions.disentangled_rows > 0
+        || m.options.context.encoder_layers > 0
     {
         "relative biases and cross attention are not planned with documents".to_owned()
-    } else if m.options.output_groups > 0 {
+    } else if m.options.attention.output_groups > 0 {
         "compressed keys are not planned with documents".to_owned()
     } else if let Some(chunk) = uneven_chunk(s) {
         format!(

@@ -82,11 +82,17 @@ impl Attention {
                 Distance::Table(d.table(module, names, ModuleKind::Layer, shape))
             }
             Distances::Projected | Distances::ProjectedBySample => {
+                // The arithmetic of distances is counted with that of attention.
                 let layer = d.linear(module, ("distances", ""), [width, h], false);
+                d.lookup(layer);
                 let shape = [m.heads, m.head_dim];
                 let biased = of.softcap.is_none();
-                let biases =
-                    biased.then(|| ["bias_u", "bias_v"].map(|name| vector(d, name, &shape)));
+                let mut bias = |name| {
+                    let layer = vector(d, name, &shape);
+                    d.lookup(layer);
+                    layer
+                };
+                let biases = biased.then(|| ["bias_u", "bias_v"].map(&mut bias));
                 Distance::Projected { layer, biases }
             }
         };

@@ -11,26 +11,26 @@ use crate::models::spec::Conflict;
 /// without sizes.
 pub(super) fn check_projections(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.position_embedding.rotates() {
+    if o.positions.position_embedding.rotates() {
         check_rotary(m)?;
-    } else if o.qk_norm.follows_rope() {
+    } else if o.attention.qk_norm.follows_rope() {
         let message = "`qk_norm` after the rotation needs a rotary embedding".to_owned();
         return Err(Conflict::new(&["qk_norm", "position_embedding"], message));
     }
     if o.norm_position == NormPosition::After && o.residual == Residual::ParallelOneNorm {
-        let message =
-            "a norm that attention and the feed-forward layer share is one of what they read"
-                .to_owned();
-        return Err(Conflict::new(&["residual", "norm_position"], message));
+        let message = "`residual` = \"parallel_one_norm\" shares a norm on the input, so \
+                       `norm_position` cannot be \"after\"";
+        let keys = &["residual", "norm_position"];
+        return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.packed_qkv == PackedQkv::PerHead && m.heads != m.kv_heads {
+    if o.attention.packed_qkv == PackedQkv::PerHead && m.heads != m.kv_heads {
         let message = format!(
             "`packed_qkv` = \"per_head\" needs a key for each query: {} heads, {} kv_heads",
             m.heads, m.kv_heads
         );
         return Err(Conflict::new(&["packed_qkv", "kv_heads"], message));
     }
-    if o.layer_types.contains(&LayerType::Hybrid) && o.ssm.is_none() {
+    if o.layers.layer_types.contains(&LayerType::Hybrid) && o.ssm.is_none() {
         let message = "`layer_types` has hybrid layers, whose sizes `ssm` gives".to_owned();
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
@@ -62,20 +62,20 @@ pub(super) fn check_latent(m: &Model) -> Result<(), Conflict> {
         let message = "the indexer reads compressed queries: `q_lora_rank` is 0".to_owned();
         return conflict(&["index_n_heads", "q_lora_rank"], message);
     }
-    if m.kv_heads != m.heads || !o.layer_kv_heads.is_empty() {
+    if m.kv_heads != m.heads || !o.layers.layer_kv_heads.is_empty() {
         let message = "latent attention has a key for each query".to_owned();
         return conflict(&["kv_heads", "layer_kv_heads", "kv_lora_rank"], message);
     }
-    if o.qk_norm != QkNorm::None {
+    if o.attention.qk_norm != QkNorm::None {
         let message = "latent attention normalizes what it compresses only".to_owned();
         return conflict(&["qk_norm", "kv_lora_rank"], message);
     }
-    if o.packed_qkv != PackedQkv::None {
+    if o.attention.packed_qkv != PackedQkv::None {
         let message = "latent attention has no packed projection".to_owned();
         return conflict(&["packed_qkv", "kv_lora_rank"], message);
     }
-    let knows_order =
-        o.position_embedding.rotates() || o.position_embedding == PositionEmbedding::None;
+    let knows_order = o.positions.position_embedding.rotates()
+        || o.positions.position_embedding == PositionEmbedding::None;
     if !knows_order {
         let message =
             "latent attention needs a rotary embedding, or `position_embedding` = \"none\""
@@ -88,11 +88,11 @@ pub(super) fn check_latent(m: &Model) -> Result<(), Conflict> {
 /// Refuses chunks in attention that has no form for them.
 pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if !o.layer_types.contains(&LayerType::Chunked) {
+    if !o.layers.layer_types.contains(&LayerType::Chunked) {
         return Ok(());
     }
-    let biased = o.relative_buckets > 0 || o.disentangled_rows > 0;
-    if biased || o.output_groups > 0 || o.encoder_layers > 0 {
+    let biased = o.positions.relative_buckets > 0 || o.positions.disentangled_rows > 0;
+    if biased || o.attention.output_groups > 0 || o.context.encoder_layers > 0 {
         let message =
             "layers of type chunked_attention have no biases of scores, compressed keys or encoder";
         let keys = &[
@@ -110,7 +110,7 @@ pub(super) fn check_chunks(m: &Model) -> Result<(), Conflict> {
 /// Refuses values that attention cannot fill up to the width of queries.
 pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    let Some(width) = o.value_head_dim else {
+    let Some(width) = o.attention.value_head_dim else {
         return Ok(());
     };
     if width > m.head_dim {
@@ -121,39 +121,40 @@ pub(super) fn check_values(m: &Model) -> Result<(), Conflict> {
         let keys = &["value_head_dim", "head_dim", "hidden"];
         return Err(Conflict::new(keys, message));
     }
-    let other = match o.packed_qkv {
-        _ if o.latent.is_used() => Some(("kv_lora_rank", "latent attention has `v_head_dim`")),
+    let gated = o.attention.attention_gate == AttentionGate::Element;
+    let conflict: Option<(&'static [_], _)> = match o.attention.packed_qkv {
+        _ if o.latent.is_used() => Some((
+            &["value_head_dim", "kv_lora_rank"],
+            "latent attention has `v_head_dim`",
+        )),
+        PackedQkv::None if gated => Some((
+            &["value_head_dim", "attention_gate"],
+            "its gate has the width of queries",
+        )),
         PackedQkv::None => None,
         _ => Some((
-            "packed_qkv",
+            &["value_head_dim", "packed_qkv"],
             "a packed projection makes values of one width",
         )),
     };
-    let other = other.or_else(|| {
-        let gated = o.attention_gate == AttentionGate::Element;
-        gated.then_some(("attention_gate", "its gate has the width of queries"))
-    });
-    match other {
-        None => Ok(()),
-        Some((key, why)) => Err(Conflict::new(
-            match key {
-                "kv_lora_rank" => &["value_head_dim", "kv_lora_rank"],
-                "packed_qkv" => &["value_head_dim", "packed_qkv"],
-                _ => &["value_head_dim", "attention_gate"],
-            },
-            format!("`value_head_dim` needs separate values: {why}"),
-        )),
-    }
+    conflict.map_or(Ok(()), |(keys, why)| {
+        let message = format!("`value_head_dim` needs separate values: {why}");
+        Err(Conflict::new(keys, message))
+    })
 }
 
 /// Refuses heads that differential attention cannot divide into halves.
 pub(super) fn check_differential(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if !o.differential {
+    if !o.attention.differential {
         return Ok(());
     }
-    let plain = !o.latent.is_used() && o.output_groups == 0 && o.value_head_dim.is_none();
-    let shares = o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layer_kv_heads.is_empty();
+    let plain = !o.latent.is_used()
+        && o.attention.output_groups == 0
+        && o.attention.value_head_dim.is_none();
+    let shares = o.context.tower_memory().is_some()
+        || o.context.encoder_layers > 0
+        || !o.layers.layer_kv_heads.is_empty();
     if !plain || shares || !m.kv_heads.is_multiple_of(2) {
         let message = format!(
             "`differential` divides heads into halves: it needs even `kv_heads`, not {}, of one kind of attention",
@@ -168,22 +169,22 @@ pub(super) fn check_differential(m: &Model) -> Result<(), Conflict> {
 /// Refuses sizes and options that attention with one head of keys does not have.
 pub(super) fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.streams > 0 && (o.residual != Residual::Sequential || o.vision.is_some()) {
+    if o.streams > 0 && (o.residual != Residual::Sequential || o.context.vision.is_some()) {
         let message = "residual streams need `residual` = \"sequential\", without a vision tower";
         return Err(Conflict::new(
             &["streams", "residual", "vision"],
             message.to_owned(),
         ));
     }
-    if o.streams > 0 && (o.encoder_layers > 0 || normalized_otherwise(o.norm_position)) {
+    if o.streams > 0 && (o.context.encoder_layers > 0 || normalized_otherwise(o.norm_position)) {
         let message = "residual streams need `norm_position` = \"before\", without an encoder";
         return Err(Conflict::new(
             &["streams", "norm_position", "encoder_layers"],
             message.to_owned(),
         ));
     }
-    if o.output_groups == 0 {
-        return match o.compress_rates.is_empty() {
+    if o.attention.output_groups == 0 {
+        return match o.layers.compress_rates.is_empty() {
             true => Ok(()),
             false => Err(Conflict::new(
                 &["compress_rates", "output_groups"],
@@ -197,10 +198,10 @@ pub(super) fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
         let keys = &["output_groups", "kv_heads", "q_lora_rank", "kv_lora_rank"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if !wide.is_multiple_of(o.output_groups) {
+    if !wide.is_multiple_of(o.attention.output_groups) {
         let message = format!(
             "`output_groups` ({}) must divide the heads' width, {wide}",
-            o.output_groups
+            o.attention.output_groups
         );
         return Err(Conflict::new(&["output_groups", "heads"], message));
     }
@@ -214,8 +215,8 @@ fn normalized_otherwise(at: NormPosition) -> bool {
 /// Refuses groups of layers that cannot share weights.
 pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.layer_groups == 0 {
-        return match o.group_layers {
+    if o.layers.layer_groups == 0 {
+        return match o.layers.group_layers {
             1 => Ok(()),
             _ => Err(Conflict::new(
                 &["group_layers", "layer_groups"],
@@ -223,14 +224,16 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
             )),
         };
     }
-    if m.family != Family::Bert || o.embedding_norm && o.norm_position != NormPosition::Sum {
+    if m.family != Family::Bert
+        || o.embedding.embedding_norm && o.norm_position != NormPosition::Sum
+    {
         let message = "blocks share weights in encoders with `norm_position` = \"sum\" only";
         return Err(Conflict::new(
             &["layer_groups", "family", "norm_position"],
             message.to_owned(),
         ));
     }
-    let own = o.layer_groups * o.group_layers;
+    let own = o.layers.layer_groups * o.layers.group_layers;
     if !u64::from(m.layers).is_multiple_of(own) {
         let message = format!(
             "`layers` ({}) must be divisible by `layer_groups` x `group_layers` ({own})",
@@ -239,8 +242,9 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
         let keys = &["layers", "layer_groups", "group_layers"];
         return Err(Conflict::new(keys, message));
     }
-    let differs =
-        !o.layer_types.is_empty() || !o.layer_ffn.is_empty() || !o.layer_kv_heads.is_empty();
+    let differs = !o.layers.layer_types.is_empty()
+        || !o.layers.layer_ffn.is_empty()
+        || !o.layers.layer_kv_heads.is_empty();
     if differs {
         let message = "blocks that share weights cannot differ".to_owned();
         let keys = &["layer_groups", "layer_types", "layer_ffn", "layer_kv_heads"];
@@ -253,25 +257,27 @@ pub(super) fn check_groups(m: &Model) -> Result<(), Conflict> {
 /// relative biases that are not there.
 pub(super) fn check_disentangled(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.disentangled_rows > 0 {
+    if o.positions.disentangled_rows > 0 {
         let other = match () {
-            () if o.packed_qkv != PackedQkv::None && !o.disentangled_projections => {
+            () if o.attention.packed_qkv != PackedQkv::None
+                && !o.positions.disentangled_projections =>
+            {
                 Some("packed_qkv")
             }
             () if m.kv_heads != m.heads => Some("kv_heads"),
-            () if o.relative_buckets > 0 => Some("relative_buckets"),
+            () if o.positions.relative_buckets > 0 => Some("relative_buckets"),
             () if o.latent.is_used() => Some("kv_lora_rank"),
             () => None,
         };
         if let Some(other) = other {
             let message = format!(
-                "`disentangled_rows` needs a key for each query, with projections of their own and no other biases: `{other}` excludes that"
+                "`disentangled_rows` needs separate projections, one key head per query head and no other position biases; `{other}` conflicts"
             );
             let keys = &["disentangled_rows", "packed_qkv", "kv_heads"];
             return Err(Conflict::new(keys, message));
         }
     }
-    if o.relative_bias_per_layer && o.relative_buckets == 0 {
+    if o.positions.relative_bias_per_layer && o.positions.relative_buckets == 0 {
         let message = "there is no table of relative biases: `relative_buckets` is 0".to_owned();
         return Err(Conflict::new(
             &["relative_bias_per_layer", "relative_buckets"],

@@ -6,7 +6,12 @@ use crate::models::spec::Conflict;
 /// Refuses layers with a shared block that lack its sizes, or are not those of Zamba 2.
 pub(super) fn check_shared_block(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if !o.layer_types.iter().any(|kind| kind.has_shared_block()) {
+    if !o
+        .layers
+        .layer_types
+        .iter()
+        .any(|kind| kind.has_shared_block())
+    {
         return Ok(());
     }
     if o.shared_block.is_none() || o.ssm.is_none() {
@@ -17,8 +22,8 @@ pub(super) fn check_shared_block(m: &Model) -> Result<(), Conflict> {
     let plain = o.residual == Residual::Sequential
         && o.norm_position == NormPosition::Before
         && o.streams == 0
-        && o.layer_groups == 0
-        && o.rope_local_theta.is_none();
+        && o.layers.layer_groups == 0
+        && o.positions.rope_local_theta.is_none();
     if !plain {
         let message = "layers of type shared_attention need `residual` = \"sequential\" and `norm_position` = \"before\", without residual streams";
         let keys = &["layer_types", "residual", "norm_position", "streams"];
@@ -49,8 +54,8 @@ pub(super) fn check_rwkv(m: &Model) -> Result<(), Conflict> {
 pub(super) fn check_lists(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     let lists = [
-        ("layer_kv_heads", &o.layer_kv_heads),
-        ("layer_ffn", &o.layer_ffn),
+        ("layer_kv_heads", &o.layers.layer_kv_heads),
+        ("layer_ffn", &o.layers.layer_ffn),
     ];
     for (name, list) in lists {
         if !list.is_empty() && list.len() < m.layers as usize {
@@ -66,7 +71,7 @@ pub(super) fn check_lists(m: &Model) -> Result<(), Conflict> {
         }
     }
     let misfit = |kv: &&u64| **kv > 0 && !m.heads.is_multiple_of(**kv);
-    if let Some(kv) = o.layer_kv_heads.iter().find(misfit) {
+    if let Some(kv) = o.layers.layer_kv_heads.iter().find(misfit) {
         let message = format!(
             "`heads` ({}) is not divisible by {kv} of `layer_kv_heads`",
             m.heads

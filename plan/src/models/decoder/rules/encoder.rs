@@ -7,20 +7,22 @@ use crate::models::spec::Conflict;
 /// share.
 pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    let crosses = o.layer_types.contains(&LayerType::Cross);
-    if crosses && o.tower_memory().is_none() {
+    let crosses = o.layers.layer_types.contains(&LayerType::Cross);
+    if crosses && o.context.tower_memory().is_none() {
         let message = "`layer_types` has layers with cross attention: they need a tower, `vision` with `memory`";
         let keys = &["layer_types", "vision"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used() && o.output_groups == 0;
-    if o.tower_memory().is_some() && (!separate || o.residual != Residual::Sequential) {
+    let separate = o.attention.packed_qkv == PackedQkv::None
+        && !o.latent.is_used()
+        && o.attention.output_groups == 0;
+    if o.context.tower_memory().is_some() && (!separate || o.residual != Residual::Sequential) {
         let message =
             "attention to a tower needs separate projections and `residual` = \"sequential\"";
         let keys = &["vision", "packed_qkv", "kv_lora_rank", "residual"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.extra_tokens > 0 && m.tie_embeddings {
+    if o.embedding.extra_tokens > 0 && m.tie_embeddings {
         let message = "`extra_tokens` are rows that logits have no columns for: `tie_embeddings` must be false";
         let keys = &["extra_tokens", "tie_embeddings"];
         return Err(Conflict::new(keys, message.to_owned()));
@@ -30,7 +32,7 @@ pub(super) fn check_memory(m: &Model) -> Result<(), Conflict> {
 
 /// Refuses sizes of an encoder that do not fit together.
 pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
-    let Some(of) = &m.options.encoder else {
+    let Some(of) = &m.options.context.encoder else {
         return Ok(());
     };
     let conflict = |keys, message: String| Err(Conflict::new(keys, message));
@@ -52,7 +54,7 @@ pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
         );
         return conflict(&["encoder", "heads"], message);
     }
-    if m.options.position_embedding.rotates() && !inner.head_dim.is_multiple_of(2) {
+    if m.options.positions.position_embedding.rotates() && !inner.head_dim.is_multiple_of(2) {
         let message = format!(
             "`encoder`: head_dim ({}) must be even, as rotary embeddings need it",
             inner.head_dim
@@ -69,8 +71,8 @@ pub(super) fn check_encoder(m: &Model) -> Result<(), Conflict> {
     check_encoder_windows(m, of, &inner)?;
     // Its blocks follow the same rules.
     let mut plain = inner;
-    plain.options.encoder = None;
-    plain.options.head = Head::LanguageModel;
+    plain.options.context.encoder = None;
+    plain.options.output.head = Head::LanguageModel;
     super::check(&plain)
 }
 
@@ -85,13 +87,19 @@ fn check_encoder_windows(m: &Model, of: &TextEncoder, inner: &Model) -> Result<(
         );
         return conflict(&["encoder"], message);
     }
-    let slides = inner.options.layer_types.contains(&LayerType::Sliding);
-    if slides && inner.options.sliding_window.is_none() {
+    let slides = inner
+        .options
+        .layers
+        .layer_types
+        .contains(&LayerType::Sliding);
+    if slides && inner.options.layers.sliding_window.is_none() {
         let message =
             "`encoder`: layer_types has layers with a window, whose size sliding_window gives";
         return conflict(&["encoder", "sliding_window"], message.to_owned());
     }
-    if of.summary_block > 0 && (m.options.relative_buckets == 0 || of.sliding_window.is_none()) {
+    if of.summary_block > 0
+        && (m.options.positions.relative_buckets == 0 || of.sliding_window.is_none())
+    {
         let message = "`encoder`: sums of positions (summary_block) are seen next to a window (sliding_window), by biases of `relative_buckets`";
         return conflict(&["encoder", "relative_buckets"], message.to_owned());
     }
@@ -105,17 +113,22 @@ pub(super) fn check_combinations(m: &Model) -> Result<(), Conflict> {
         let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
     }
-    if o.encoder_layers > 0
-        && matches!(o.head, Head::Pretraining | Head::Vector | Head::Contrastive)
+    if o.context.encoder_layers > 0
+        && matches!(
+            o.output.head,
+            Head::Pretraining | Head::Vector | Head::Contrastive
+        )
     {
         let message = "encoders with decoders have no such `head`".to_owned();
         return Err(Conflict::new(&["head", "encoder_layers"], message));
     }
-    if o.encoder_layers > 0 && o.residual != Residual::Sequential {
+    if o.context.encoder_layers > 0 && o.residual != Residual::Sequential {
         let message = "an encoder needs `residual` = \"sequential\"".to_owned();
         return Err(Conflict::new(&["residual", "encoder_layers"], message));
     }
-    if o.relative_buckets > 0 && (o.position_embedding.rotates() || o.latent.is_used()) {
+    if o.positions.relative_buckets > 0
+        && (o.positions.position_embedding.rotates() || o.latent.is_used())
+    {
         let message = "`relative_buckets` are positions: `position_embedding` must be \"none\"";
         return Err(Conflict::new(
             &["relative_buckets", "position_embedding"],

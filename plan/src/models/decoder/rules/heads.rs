@@ -26,16 +26,18 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(keys, message.to_owned()));
     }
     let known = matches!(
-        o.head,
+        o.output.head,
         Head::LanguageModel | Head::SequenceClassification | Head::None
     );
-    if o.rotary_table && (!o.position_embedding.rotates() || o.latent.is_used()) {
+    if o.embedding.rotary_table && (!o.positions.position_embedding.rotates() || o.latent.is_used())
+    {
         let message = "`rotary_table` needs a rotary embedding of whole heads";
         let keys = &["rotary_table", "position_embedding", "kv_lora_rank"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
-        let message = "`output_transform` is one of decoders with logits, or scores of sequences";
+    if o.output.output_transform && (!decodes || !known || o.embedding.embedding_width.is_some()) {
+        let message = "`output_transform` needs a decoder with a language-model or \
+                       sequence-classification head and no `embedding_width`";
         let keys = &["output_transform", "head", "family", "embedding_width"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
@@ -45,25 +47,26 @@ pub(super) fn check_ends(m: &Model) -> Result<(), Conflict> {
 /// Refuses output layers that the family, its attention or its tower does not have.
 pub(super) fn check_heads(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
-    if o.head == Head::Pretraining && (m.family != Family::Bert || !o.head_transform) {
+    if o.output.head == Head::Pretraining && (m.family != Family::Bert || !o.output.head_transform)
+    {
         let message =
             "`head` = \"pretraining\" is one of encoders of family bert, with `head_transform`";
         let keys = &["head", "family", "head_transform"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used();
-    if o.global_projections && (m.family != Family::Bert || !separate) {
+    let separate = o.attention.packed_qkv == PackedQkv::None && !o.latent.is_used();
+    if o.attention.global_projections && (m.family != Family::Bert || !separate) {
         let message =
             "`global_projections` are those of encoders of family bert, with separate projections";
         let keys = &["global_projections", "family", "packed_qkv"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if o.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
+    if o.output.head == Head::Contrastive && o.context.vision.as_ref().is_none_or(|of| of.memory) {
         let message = "`head` = \"contrastive\" compares texts with images of a tower: `vision`, without `memory`";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));
     }
-    let vector = o.vision.as_ref().is_some_and(|of| of.vector);
-    if vector != (o.head == Head::Contrastive) {
+    let vector = o.context.vision.as_ref().is_some_and(|of| of.vector);
+    if vector != (o.output.head == Head::Contrastive) {
         let message = "`vision` with `vector` and `head` = \"contrastive\" need each other";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));
     }

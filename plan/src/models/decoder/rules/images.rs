@@ -19,7 +19,11 @@ fn check_conformer(m: &Model) -> Result<(), Conflict> {
         return Ok(());
     };
     let conflict = |keys, message: String| Err(Conflict::new(keys, message));
-    if o.stages.is_some() || o.reconstruction.is_some() || o.relative_buckets > 0 || o.layer_scale {
+    if o.image.stages.is_some()
+        || o.reconstruction.is_some()
+        || o.positions.relative_buckets > 0
+        || o.layer_scale
+    {
         let message = "`conformer` has blocks of its own: it excludes `stages`, `reconstruction`, `relative_buckets` and `layer_scale`";
         let keys = &["conformer", "stages", "relative_buckets", "layer_scale"];
         return conflict(keys, message.to_owned());
@@ -50,10 +54,10 @@ fn check_reconstruction(m: &Model) -> Result<(), Conflict> {
         );
         return conflict(&["reconstruction", "max_seq_len"], message);
     }
-    let plain = o.class_token && !o.distillation_token && o.register_tokens == 0;
-    let learned = o.position_embedding == PositionEmbedding::Learned;
-    let alone = o.sound.is_none() && o.stages.is_none() && !o.attention_pooling;
-    if !plain || !learned || o.head != Head::None || o.pooler || !alone {
+    let plain = o.image.class_token && !o.image.distillation_token && o.image.register_tokens == 0;
+    let learned = o.positions.position_embedding == PositionEmbedding::Learned;
+    let alone = o.sound.is_none() && o.image.stages.is_none() && !o.image.attention_pooling;
+    if !plain || !learned || o.output.head != Head::None || o.output.pooler || !alone {
         let message = "`reconstruction` needs a row of the class alone (`class_token`), `position_embedding` = \"learned\", and no output layer (`head` = \"none\", `pooler` false)";
         let keys = &["reconstruction", "head", "pooler", "position_embedding"];
         return conflict(keys, message.to_owned());
@@ -95,9 +99,12 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         );
         return conflict(&["sound", "hidden"], message);
     }
-    let alone = !o.class_token && !o.mask_token && o.register_tokens == 0 && o.stages.is_none();
+    let alone = !o.image.class_token
+        && !o.image.mask_token
+        && o.image.register_tokens == 0
+        && o.image.stages.is_none();
     // Conformers may rotate queries and keys.
-    let ordered = match o.position_embedding {
+    let ordered = match o.positions.position_embedding {
         PositionEmbedding::Rotary => o.conformer.is_some(),
         other => other == PositionEmbedding::None,
     };
@@ -113,11 +120,11 @@ fn check_sound(m: &Model) -> Result<(), Conflict> {
         ];
         return conflict(keys, message.to_owned());
     }
-    if !matches!(o.head, Head::TokenClassification | Head::None) || o.pooler {
+    if !matches!(o.output.head, Head::TokenClassification | Head::None) || o.output.pooler {
         let message = "`sound` has scores of every row (`head` = \"token_classification\") or none, and no pooler";
         return conflict(&["sound", "head", "pooler"], message.to_owned());
     }
-    if of.gated_biases && o.relative_buckets == 0 {
+    if of.gated_biases && o.positions.relative_buckets == 0 {
         let message = "`sound`: gated_biases need biases: `relative_buckets` is 0";
         return conflict(&["sound", "relative_buckets"], message.to_owned());
     }
@@ -142,13 +149,13 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     let images = m.family == Family::Vit;
     let known = matches!(
-        o.position_embedding,
+        o.positions.position_embedding,
         PositionEmbedding::Learned | PositionEmbedding::Rotary | PositionEmbedding::None
     );
     if images
         && (!known
-            || matches!(o.head, Head::Vector | Head::Contrastive)
-            || o.head == Head::LanguageModel)
+            || matches!(o.output.head, Head::Vector | Head::Contrastive)
+            || o.output.head == Head::LanguageModel)
     {
         let message =
             "family vit has learned or rotary positions or none, and a classification head or none"
@@ -158,9 +165,12 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
-    let classless = o.head != Head::None && o.image_pooling != ImagePooling::Mean;
+    let classless = o.output.head != Head::None && o.image.image_pooling != ImagePooling::Mean;
     let classless = classless && o.sound.is_none();
-    if images && !o.class_token && (o.distillation_token || classless || o.pooler) {
+    if images
+        && !o.image.class_token
+        && (o.image.distillation_token || classless || o.output.pooler)
+    {
         let message = "without a row of the class (`class_token`), family vit has no distillation token or pooler, and classifies the mean of the patches (`image_pooling`)";
         let keys = &[
             "class_token",
@@ -171,13 +181,13 @@ pub(super) fn check_rows(m: &Model) -> Result<(), Conflict> {
         ];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    let classifies_images = images && o.head == Head::SequenceClassification;
-    if o.second_classifier && !(classifies_images && o.distillation_token) {
+    let classifies_images = images && o.output.head == Head::SequenceClassification;
+    if o.image.second_classifier && !(classifies_images && o.image.distillation_token) {
         let message = "`second_classifier` classifies the row of `distillation_token`: `head` must be \"sequence_classification\"";
         let keys = &["second_classifier", "distillation_token", "head"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
-    if images && o.attention_pooling && (o.head != Head::None || o.pooler) {
+    if images && o.image.attention_pooling && (o.output.head != Head::None || o.output.pooler) {
         let message =
             "`attention_pooling` is the last layer: `head` must be \"none\" and `pooler` false";
         let keys = &["attention_pooling", "head", "pooler"];

@@ -39,7 +39,7 @@ pub(super) fn check_per_layer(m: &Model) -> Result<(), Conflict> {
 fn is_plain(m: &Model) -> bool {
     let o = &m.options;
     let decodes = matches!(m.family, Family::Decoder | Family::Moe);
-    decodes && o.residual == Residual::Sequential && o.encoder_layers == 0
+    decodes && o.residual == Residual::Sequential && o.context.encoder_layers == 0
 }
 
 /// Refuses layers without keys that have none to share.
@@ -48,11 +48,11 @@ fn check_shared(m: &Model) -> Result<(), Conflict> {
     if o.per_layer.shared_kv_layers == 0 {
         return Ok(());
     }
-    let separate = o.packed_qkv == PackedQkv::None
+    let separate = o.attention.packed_qkv == PackedQkv::None
         && !o.latent.is_used()
-        && o.output_groups == 0
-        && o.attention_gate == AttentionGate::None
-        && o.tower_memory().is_none();
+        && o.attention.output_groups == 0
+        && o.attention.attention_gate == AttentionGate::None
+        && o.context.tower_memory().is_none();
     if !is_plain(m) || !separate {
         return Err(Conflict::new(
             &[
@@ -107,7 +107,7 @@ fn check_altup(m: &Model) -> Result<(), Conflict> {
             && of.ffn > 0
     });
     let fits = is_plain(m) && whole && o.streams == 0 && o.norm_position != NormPosition::Sum;
-    if !fits || o.layer_scale || o.tower_memory().is_some() {
+    if !fits || o.layer_scale || o.context.tower_memory().is_some() {
         return Err(Conflict::new(
             &[
                 "altup",
