@@ -164,6 +164,7 @@ SHARDING = {
     "forwards without gradients": ("small-native", ["train.no_grad_forwards=2"]),
     "forwards without gradients, fsdp2": ("small-native", ["train.no_grad_forwards=2", "fsdp.policy=fsdp2"]),
     "muon": ("small-native", ["train.optimizer=muon", "train.clip_norm=0.5"]),
+    "muon that gathers matrices": ("small-fsdp2", ["train.optimizer=muon", "train.clip_norm=0.5"]),
     "muon, two micro-batches": ("small-native", ["train.optimizer=muon", "train.muon_adjust_lr=match_rms_adamw", "train.grad_accum=2"]),
     "frozen weights in NF4": ("small-qlora", []),
     "frozen weights in NF4, scales in float32": ("small-qlora", ["precision.frozen_params=nf4_f32", "compile.mode=regions"]),

@@ -349,8 +349,30 @@ fn muon_ends_with_the_same_weights() {
                 "train.grad_norm=false",
             ],
             &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],
+            &["fsdp.policy=fsdp2"],
+            &["fsdp.policy=fsdp2", "fsdp.strategy=optim_grads"],
         ],
     );
+}
+
+/// Under fsdp2, ranks orthogonalize what they have gathered, and update their rows. With three
+/// ranks, matrices of 64 and 176 rows end with padding, which is in another parameter group.
+#[test]
+fn muon_gathers_matrices_whose_rows_are_sharded() {
+    let muon = "train.optimizer=muon";
+    let groups = "train.param_groups=[{params=[\"mlp.*\"], weight_decay=0.3, lr_scale=0.5}]";
+    let gathers: &[&str] = &["fsdp.policy=fsdp2"];
+    for ranks in ["mesh.dp_shard=1", "mesh.dp_shard=2", "mesh.dp_shard=3"] {
+        let base = &[muon, ranks, "train.micro_batch=1", groups];
+        same("llama-tiny", base, &[gathers]);
+    }
+    let hybrid = [
+        muon,
+        "mesh.dp_shard=2",
+        "mesh.dp_replicate=2",
+        "train.micro_batch=1",
+    ];
+    same("llama-tiny", &hybrid, &[gathers]);
 }
 
 /// Returns the losses, as bits, of two steps of the second scenario, which continue two steps of
@@ -389,6 +411,9 @@ fn muon_continues_from_a_checkpoint() {
     let elsewhere = [&set[..], &["fsdp.strategy=no_shard", "fsdp.units=root"]].concat();
     assert_eq!(resumed(&set, &set), whole.0[2..]);
     assert_eq!(resumed(&set, &elsewhere), whole.0[2..]);
+    let rows = [&set[..], &["fsdp.policy=fsdp2"]].concat();
+    assert_eq!(resumed(&set, &rows), whole.0[2..]);
+    assert_eq!(resumed(&rows, &set), whole.0[2..]);
 }
 
 /// 8-bit states are those of shards, so results depend on where shards end. With one rank, they are

@@ -12,8 +12,8 @@ pub(crate) const SAVING: &str = "loading and saving, not part of a step";
 pub(crate) const LOGGING: &str = "logging, not part of a step";
 pub(crate) const PACKED: &str =
     "sequences are predicted as full; train.document_lengths says which documents they hold";
-/// Why Muon is not predicted under engines that shard individual matrices.
-pub(crate) const MUON: &str = "Muon needs whole matrices: it is planned for fsdp.policy = \"native\" alone, and AdamW is predicted here";
+/// Why Muon is not predicted for jobs of frameworks: each has an implementation of its own.
+pub(crate) const MUON: &str = "implementations of Muon gather matrices in different ways: train.optimizer = \"muon\" plans those of fsdp.policy = \"native\" and \"fsdp2\", and AdamW is predicted here";
 pub(crate) const EVALUATION: &str = "evaluation, not part of a training step";
 /// Why the number of SMs of an exchange of tokens is not used.
 pub(crate) const EXCHANGE_SMS: &str =

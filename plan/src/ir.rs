@@ -54,6 +54,7 @@ pub use row_limit::RowLimit;
 pub use scale_block::ScaleBlock;
 pub use shape::Shape;
 pub use shard_op::{
-    Fused, NewtonSchulz, Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update, UpdateRule,
+    Fused, MatrixShape, NewtonSchulz, Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update,
+    UpdateRule,
 };
 pub use storage::{Const, Operand, Source, Storage, StorageRole};

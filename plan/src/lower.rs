@@ -16,6 +16,7 @@ pub(crate) mod float8;
 pub(crate) mod inputs;
 pub(crate) mod kernels;
 mod model_collective;
+pub(crate) mod muon;
 mod offload;
 pub(crate) mod optimizer;
 pub(crate) mod reduction;
@@ -144,12 +145,23 @@ pub(crate) struct Lowering {
     pub(crate) places_merged_weights: bool,
     /// What is adjacent if two weights of a flat layout are: the weights, their gradients, or both.
     pub(crate) adjacency: WeightAdjacency,
-    /// Why Muon is impossible, if the schedule does not give each rank whole matrices.
-    pub(crate) refuses_muon: Option<&'static str>,
+    /// How ranks get the whole matrices that Muon needs.
+    pub(crate) muon: MuonMatrices,
     /// How steps move the biases of routers.
     pub(crate) router_biases: RouterBiases,
     /// Creates the lifecycle with its buffers and streams.
     pub(crate) lifecycle: fn(&mut Emitter<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
+}
+
+/// How the ranks of a schedule get the whole matrices that Muon needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MuonMatrices {
+    /// They do not, so there is no Muon; the reason.
+    Refused(&'static str),
+    /// Each matrix is on one rank: matrices have separate groups, whose shards do not divide them.
+    Whole,
+    /// Ranks have rows of each matrix, and gather its update.
+    Gathered,
 }
 
 /// How the steps of a schedule move the biases of routers.
@@ -427,6 +439,7 @@ fn units(
             float8_rows: recipes::gathered_block(&scenario.precision.float8)
                 .map(|block| block.rows_of_both() as u32),
             muon,
+            muon_mixed: lowering.muon == MuonMatrices::Gathered,
             ignored: &ignored,
         },
     )?;

@@ -135,8 +135,8 @@ const SKIPS_NO_BLOCKS: Refusal = Refusal {
 };
 
 /// Why engines that shard rows have no Muon.
-const SHARDS_ROWS: &str = "muon is built for policy native outside compile mode full: the other \
-                           engines shard the rows of a matrix, and Muon needs all of them on one rank";
+const SHARDS_ROWS: &str = "muon is built for policies native and fsdp2 outside compile mode full: the \
+                           other engines shard the rows of a matrix, and Muon needs all of them on one rank";
 
 /// Returns the schedule of a scenario.
 pub(crate) fn lowering(scenario: &Scenario) -> &'static Lowering {

@@ -42,9 +42,13 @@ pub struct Group {
     /// Empty if no parameter is gathered in 8 bits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scales: Vec<Option<u32>>,
-    /// Whether Muon updates its parameters, which are matrices.
+    /// Whether Muon updates its parameters, which are matrices that ranks hold as a whole.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub muon: bool,
+    /// For each parameter, whether it is a matrix that Muon updates and that ranks hold some rows
+    /// of. Empty if none is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub muon_rows: Vec<bool>,
     /// Whether its parameters are biases of routers that steps move. All ranks have all of them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub router_biases: bool,
@@ -72,6 +76,13 @@ impl Group {
     #[must_use]
     pub fn scale(&self, index: usize) -> Option<u32> {
         self.scales.get(index).copied().flatten()
+    }
+
+    /// Returns whether Muon updates the group's `index`-th parameter, and ranks hold some of its
+    /// rows.
+    #[must_use]
+    pub fn has_muon_rows(&self, index: usize) -> bool {
+        self.muon_rows.get(index) == Some(&true)
     }
 
     /// Returns the range of its scale indices, which are consecutive.

@@ -239,6 +239,12 @@ pub(super) fn run(
             let mut update = op.update().into_iter();
             update.try_for_each(|u| muon::update(ctx, u, reads, writes))
         }
+        ShardOp::MuonMomentum => {
+            let mut update = op.update().into_iter();
+            update.try_for_each(|u| muon::momentum(ctx, u, reads, writes))
+        }
+        ShardOp::Orthogonalize { matrix } => muon::orthogonalize_whole(matrix, reads, writes),
+        ShardOp::MuonApply { matrix } => muon::apply(ctx, matrix, reads, writes),
         ShardOp::RouterBias { speed } => router_bias::update(speed.0 as f32, reads, writes),
     }
 }

@@ -1,10 +1,10 @@
 //! Compares with steps of `torch.optim.Muon` computed by PyTorch (`muon.py`).
 
-use super::memory::{Buffer, HYPER, kernel, launch};
+use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use serde_json::Value;
 use shardlab_exec::{Hyper, MuonSettings};
 use shardlab_plan::config::MuonAdjustLr;
-use shardlab_plan::ir::{BodyOp, DType, NewtonSchulz, OpKind, Shape, ShardOp};
+use shardlab_plan::ir::{BodyOp, DType, Kernel, MatrixShape, NewtonSchulz, OpKind, Shape, ShardOp};
 
 fn numbers(of: &Value) -> Vec<f64> {
     let list = of.as_array().unwrap();
@@ -22,14 +22,18 @@ fn muon() -> ShardOp {
     }
 }
 
+fn of(op: ShardOp) -> Kernel {
+    kernel(vec![BodyOp {
+        op: OpKind::Shard(op),
+        inputs: Default::default(),
+        outputs: Default::default(),
+    }])
+}
+
 /// Runs the reference's steps on matrices with these shapes in one range. Returns the new weights
 /// and momenta.
 fn steps(all: &Value, shapes: &[Shape], adjust_lr: MuonAdjustLr) -> [Vec<f64>; 2] {
-    let kernel = kernel(vec![BodyOp {
-        op: OpKind::Shard(muon()),
-        inputs: Default::default(),
-        outputs: Default::default(),
-    }]);
+    let kernel = of(muon());
     let number = |key: &str| all[key].as_f64().unwrap();
     let hyper = Hyper {
         lr: number("lr"),
@@ -90,11 +94,7 @@ fn matrices_follow_torch() {
 #[test]
 fn parts_of_matrices_are_refused() {
     let (all, shapes) = reference();
-    let kernel = kernel(vec![BodyOp {
-        op: OpKind::Shard(muon()),
-        inputs: Default::default(),
-        outputs: Default::default(),
-    }]);
+    let kernel = of(muon());
     let values = numbers(&all["weights"]);
     for (numel, shapes) in [
         (values.len() - 1, &shapes[..]),
@@ -106,5 +106,65 @@ fn parts_of_matrices_are_refused() {
         let writes = [weights.range(), momenta.range()];
         let refused = launch(&kernel, HYPER, shapes, &reads, &writes).unwrap_err();
         assert!(refused.to_string().contains("the matrices"), "{refused}");
+    }
+}
+
+/// Two ranks have four and three rows of a matrix, and a row of padding. Momentum,
+/// orthogonalization and update one after another give the bits of the launch that has the whole
+/// matrix.
+#[test]
+fn rows_are_updated_like_the_whole_matrix() {
+    for (rows, cols) in [(7, 3), (7, 12)] {
+        let (numel, shard) = (rows * cols, 4 * cols);
+        let shape = Shape::from_slice(&[rows as u64, cols as u64]);
+        let matrix = MatrixShape {
+            rows: rows as u64,
+            cols: cols as u64,
+        };
+        let mut rng = Rng(9);
+        let mut random = || -> Vec<f64> {
+            let values = (0..numel).map(|_| rng.next());
+            values
+                .chain(std::iter::repeat_n(0.0, 2 * shard - numel))
+                .collect()
+        };
+        let [w, g, m] = [random(), random(), random()];
+        let hyper = Hyper {
+            lr: 0.02,
+            weight_decay: 0.1,
+            muon: MuonSettings {
+                momentum: 0.95,
+                adjust_lr: MuonAdjustLr::Original,
+            },
+            ..HYPER
+        };
+        let mut whole = [&w, &g, &m].map(|x| Buffer::of(DType::F32, &x[..numel]));
+        let [a, b, c] = whole.each_mut().map(Buffer::range);
+        launch(&of(muon()), hyper, &[shape], &[a, b, c], &[a, c]).unwrap();
+
+        let mut ranks = [&w, &g, &m].map(|x| Buffer::of(DType::F32, x));
+        let mut update = Buffer::new(DType::Bf16, 2 * shard);
+        for rank in 0..2 {
+            let part = |b: &mut Buffer| b.part(rank * shard, shard);
+            let [a, b, c] = ranks.each_mut().map(part);
+            let to = update.part(rank * shard, shard);
+            let writes = [a, c, to];
+            launch(&of(ShardOp::MuonMomentum), hyper, &[], &[a, b, c], &writes).unwrap();
+        }
+        let all = update.part(0, numel);
+        let orthogonalize = of(ShardOp::Orthogonalize { matrix });
+        launch(&orthogonalize, hyper, &[], &[all], &[all]).unwrap();
+        for rank in 0..2 {
+            let weight = ranks[0].part(rank * shard, shard);
+            let rows = update.part(rank * shard, shard);
+            let apply = of(ShardOp::MuonApply { matrix });
+            launch(&apply, hyper, &[], &[weight, rows], &[weight]).unwrap();
+        }
+        for state in [0, 2] {
+            let found = ranks[state].values();
+            let (all, padding) = found.split_at(numel);
+            assert_eq!(all, whole[state].values(), "{rows} x {cols}");
+            assert!(padding.iter().all(|x| *x == 0.0));
+        }
     }
 }

@@ -247,6 +247,7 @@ impl Kernel {
     pub fn newton_schulz(&self) -> Option<NewtonSchulz> {
         match self.body.first()?.op {
             OpKind::Shard(ShardOp::Muon { newton_schulz, .. }) => Some(newton_schulz),
+            OpKind::Shard(ShardOp::Orthogonalize { matrix }) => Some(NewtonSchulz::of_one(matrix)),
             _ => None,
         }
     }

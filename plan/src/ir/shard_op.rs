@@ -33,6 +33,8 @@ pub enum UpdateRule {
     Sgd,
     /// `torch.optim.Muon` with Nesterov momentum.
     Muon(NewtonSchulz),
+    /// The part of it before a matrix is orthogonalized, on rows: weight decay and momentum.
+    MuonMomentum,
     /// Moves the biases of a router by this much, down if its expert has more than the mean of the
     /// counted choices and up if it has less, and then all of them by as much that their sum stays
     /// (`load_balance_coeff` of torchtitan). What it reads as gradients are the counts.
@@ -49,7 +51,40 @@ pub struct NewtonSchulz {
     pub largest: [u64; 2],
 }
 
+/// Shape of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct MatrixShape {
+    /// Rows.
+    pub rows: u64,
+    /// Columns.
+    pub cols: u64,
+}
+
+impl MatrixShape {
+    /// Returns the number of elements.
+    #[must_use]
+    pub const fn numel(self) -> u64 {
+        self.rows * self.cols
+    }
+
+    /// Returns the shorter side, then the longer side.
+    #[must_use]
+    pub fn short_and_long(self) -> [u64; 2] {
+        [self.rows.min(self.cols), self.rows.max(self.cols)]
+    }
+}
+
 impl NewtonSchulz {
+    /// Returns the orthogonalization of one matrix.
+    #[must_use]
+    pub fn of_one(matrix: MatrixShape) -> Self {
+        let sides = matrix.short_and_long();
+        Self {
+            flops: Self::matrix_flops(sides),
+            largest: sides,
+        }
+    }
+
     /// Number of iterations, each with three matmuls in bfloat16 (`ns_steps` of
     /// `torch.optim.Muon`).
     pub const STEPS: u64 = 5;
@@ -91,7 +126,7 @@ impl UpdateRule {
     pub const fn states(self) -> usize {
         match self {
             Self::AdamW => 2,
-            Self::Lion | Self::Muon(_) => 1,
+            Self::Lion | Self::Muon(_) | Self::MuonMomentum => 1,
             Self::Sgd | Self::RouterBias(_) => 0,
         }
     }
@@ -110,6 +145,7 @@ impl UpdateRule {
             Self::Lion => 10,
             Self::Sgd => 2,
             Self::Muon(_) => 12,
+            Self::MuonMomentum => 7,
             Self::RouterBias(_) => 6,
         }
     }
@@ -119,7 +155,7 @@ impl UpdateRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Fused {
     /// If set, additional output ranges follow the other writes of a tensor and receive its new
-    /// weight, converted.
+    /// weight, converted; with [`UpdateRule::MuonMomentum`], its update.
     pub cast: bool,
     /// Set if every gradient is in unreduced pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -151,6 +187,7 @@ impl From<Update> for ShardOp {
                 pieces: fused.pieces,
                 newton_schulz,
             },
+            UpdateRule::MuonMomentum => Self::MuonMomentum,
             UpdateRule::RouterBias(speed) => Self::RouterBias { speed },
         }
     }
@@ -279,6 +316,21 @@ pub enum ShardOp {
         /// Type of the codes.
         to: DType,
     },
+    /// The first part of Muon on rows of matrices: weight, gradient and momentum as
+    /// [`ShardOp::AdamW`], tensor by tensor. It decays the weight and updates the momentum. A
+    /// tensor's writes end with the update that is to be orthogonalized, in bfloat16.
+    MuonMomentum,
+    /// Orthogonalizes a whole matrix in bfloat16 in place, by Newton-Schulz iterations.
+    Orthogonalize {
+        /// The matrix.
+        matrix: MatrixShape,
+    },
+    /// The last part of Muon on rows of a matrix: subtracts orthogonalized rows (second read),
+    /// times the learning rate, from the weight (first read), which is written.
+    MuonApply {
+        /// The whole matrix, whose shape determines a factor of the learning rate.
+        matrix: MatrixShape,
+    },
 }
 
 impl ShardOp {
@@ -300,6 +352,14 @@ impl ShardOp {
                     maxima: false,
                 };
                 (UpdateRule::Muon(newton_schulz), fused)
+            }
+            Self::MuonMomentum => {
+                let fused = Fused {
+                    cast: true,
+                    pieces: None,
+                    maxima: false,
+                };
+                (UpdateRule::MuonMomentum, fused)
             }
             Self::RouterBias { speed } => {
                 let fused = Fused {
@@ -340,6 +400,9 @@ impl ShardOp {
             Self::ShardCastBlocks { .. } => "shard_float8_cast_blocks",
             Self::ShardBlockAmax { .. } => "shard_block_amax",
             Self::ShardBlockScales { .. } => "shard_block_scales",
+            Self::MuonMomentum => "muon_momentum",
+            Self::Orthogonalize { .. } => "orthogonalize",
+            Self::MuonApply { .. } => "muon_apply",
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::builder::Builder;
 use crate::ir::{
-    Access, BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp, StreamId,
+    Access, BodyOp, DType, Kernel, KernelClass, KernelId, NewtonSchulz, OpKind, Pieces, ShardOp,
+    StreamId,
 };
 use crate::program::Rule;
 use crate::units::{Bytes, Flops};
@@ -34,7 +35,8 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::ClipScale
         | ShardOp::ShardCast { .. }
         | ShardOp::ShardCastBlocks { .. }
-        | ShardOp::ShardBlockScales { .. } => KernelClass::Pointwise,
+        | ShardOp::ShardBlockScales { .. }
+        | ShardOp::MuonApply { .. } => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares
         | ShardOp::NanCheck
@@ -45,6 +47,8 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::Lion { .. }
         | ShardOp::Sgd { .. }
         | ShardOp::Muon { .. }
+        | ShardOp::MuonMomentum
+        | ShardOp::Orthogonalize { .. }
         | ShardOp::RouterBias { .. } => KernelClass::Optimizer,
     }
 }
@@ -64,16 +68,19 @@ const fn flops(op: ShardOp) -> u64 {
         | ShardOp::ShardCast { .. } => 1,
         // The maximum and the cast, or two maxima.
         ShardOp::ShardCastBlocks { .. } | ShardOp::ShardBlockAmax { .. } => 2,
-        ShardOp::SumSquares => 2,
+        ShardOp::SumSquares | ShardOp::MuonApply { .. } => 2,
+        // The norm and the division by it.
+        ShardOp::Orthogonalize { .. } => 3,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
         _ => 0,
     }
 }
 
 /// Returns the FLOPs that do not depend on the number of elements.
-const fn further_flops(op: ShardOp) -> u64 {
+fn further_flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Muon { newton_schulz, .. } => newton_schulz.flops,
+        ShardOp::Orthogonalize { matrix } => NewtonSchulz::of_one(matrix).flops,
         _ => 0,
     }
 }

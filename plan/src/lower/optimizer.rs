@@ -4,6 +4,7 @@ use super::builder::{CollectiveLaunch, NewBuffer};
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::kernels::KernelLaunch;
+use super::muon::{self, RowGather, Rows};
 use super::walk::Lifecycle;
 use crate::config::{Implementation, MomentType, Optimizer, Scenario};
 use crate::ir::{
@@ -26,7 +27,17 @@ pub(crate) fn muon_params(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
     tree.params.iter().map(|p| matrix(p) && hidden(p)).collect()
 }
 
-/// Returns the update rule of a group's weights.
+/// Returns the update rule of a parameter of a group, given its index in the group.
+pub(crate) fn rule_of_param(inputs: &LoweringInputs<'_>, g: GroupId, index: usize) -> UpdateRule {
+    match inputs.group(g).has_muon_rows(index) {
+        true => UpdateRule::MuonMomentum,
+        false => rule(inputs, g),
+    }
+}
+
+/// Returns the update rule of a group's weights, except of [`Group::muon_rows`].
+///
+/// [`Group::muon_rows`]: crate::shard::Group::muon_rows
 pub(crate) fn rule(inputs: &LoweringInputs<'_>, g: GroupId) -> UpdateRule {
     let group = inputs.group(g);
     if group.router_biases {
@@ -108,12 +119,14 @@ pub(crate) struct ShardState {
     pub(crate) divided: AxisSet,
     pub(crate) items: Vec<OptimizerItem>,
     /// Ranges to which the launch also writes the new weights of its only item, in the compute
-    /// dtype.
+    /// dtype; with [`UpdateRule::MuonMomentum`], its update.
     pub(crate) compute: Vec<Access>,
     /// Set if the gradient of its only item consists of unreduced pieces.
     pub(crate) pieces: Option<Pieces>,
     /// Range to which the launch also writes the amax of the new weights.
     pub(crate) maxima: Option<Access>,
+    /// Set if the items are rows of matrices that Muon updates.
+    pub(crate) rows: Option<RowGather>,
 }
 
 /// Creates the state buffers of a tensor. They are allocated in the first step.
@@ -259,6 +272,9 @@ pub(crate) fn update(
     scale: Option<BufferId>,
     stream: StreamId,
 ) {
+    if let Some(gather) = &state.rows {
+        return update_rows(out, state, gather);
+    }
     let mut reads = Vec::with_capacity(state.items.len() * 4 + 1);
     let mut writes = Vec::with_capacity(state.items.len() * 3);
     for i in &state.items {
@@ -295,6 +311,26 @@ pub(crate) fn update(
             reads: &reads,
             writes: &writes,
         });
+    }
+}
+
+/// Emits the updates of a state's matrices, of which ranks have rows, one after another.
+fn update_rows(out: &mut Emitter<'_>, state: &ShardState, gather: &RowGather) {
+    for (item, &param) in state.items.iter().zip(&gather.params) {
+        let rows = Rows {
+            param,
+            weight: item.weight,
+            numel: item.numel,
+        };
+        let new = muon::alloc_update(out, rows);
+        let momentum = ShardState {
+            items: vec![*item],
+            compute: vec![out.b.whole(new)],
+            rows: None,
+            ..state.clone()
+        };
+        update(out, &momentum, None, COMPUTE);
+        muon::apply_update(out, rows, new, gather);
     }
 }
 

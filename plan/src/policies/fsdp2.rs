@@ -26,13 +26,15 @@ pub(super) use spec::SPEC;
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
     Access, BufferId, COMPUTE, CommId, EventId, GroupId, Holds, ParamId, Role, StreamId, UnitId,
+    UpdateRule,
 };
 use crate::lower::PlanError;
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::float8::Scales;
 use crate::lower::inputs::LoweringInputs;
-use crate::lower::optimizer::{OptimizerItem, ShardState, moments, rule};
+use crate::lower::muon::RowGather;
+use crate::lower::optimizer::{OptimizerItem, ShardState, moments, rule, rule_of_param};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
@@ -216,7 +218,8 @@ impl Fsdp2 {
                 .push(out.persistent(Role::MainWeight, bytes, kept, group.unit, holds));
             if trained(item.param) {
                 let local = layout.local_numel(i, 0);
-                let moments = moments(out, (group.unit, rule(out.inputs, g)), local, holds, true);
+                let of = (group.unit, rule_of_param(out.inputs, g, i));
+                let moments = moments(out, of, local, holds, true);
                 state.moments.push(moments);
                 state.trained.push(i);
             }
@@ -429,62 +432,15 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
-        let stored = out.inputs.types.stored();
+        let of_group = |g| match out.inputs.group(g).ignored {
+            true => [self.ignored_state(out, g), None],
+            // Users have an optimizer for matrices and another one for the rest.
+            false => [true, false].map(|rows| self.state_of(out, g, rows)),
+        };
         out.inputs
             .group_ids()
-            .filter_map(|g| {
-                let group = out.inputs.group(g);
-                if group.ignored {
-                    return self.ignored_state(out, g);
-                }
-                let state = &self.groups[g.index()];
-                let offloaded = state.host.as_ref().and_then(|h| h.gradients());
-                let reduced = state.reduced;
-                let grad_of = |item: &PerParamItem, n: usize| match offloaded {
-                    Some(grads) => Some((grads[n], 0)),
-                    None => Some((reduced?, item.shard_offset * stored.size())),
-                };
-                reduced.or_else(|| offloaded.map(|grads| grads[0]))?;
-                let packed = state.trained.iter().zip(&state.grads.items);
-                let items = packed
-                    .zip(&state.moments)
-                    .enumerate()
-                    .filter_map(|(n, ((&i, item), &moments))| {
-                        let local = item.local(0);
-                        let numel = local.end - local.start;
-                        if numel == 0 {
-                            return None;
-                        }
-                        let bytes = numel * stored.size();
-                        let (buffer, offset) = grad_of(item, n)?;
-                        Some(OptimizerItem {
-                            weight: Access {
-                                buffer: state.shards[i],
-                                offset: 0,
-                                bytes,
-                                per_rank: None,
-                            },
-                            grad: Access {
-                                buffer,
-                                offset,
-                                bytes,
-                                per_rank: None,
-                            },
-                            numel,
-                            state: moments,
-                        })
-                    })
-                    .collect();
-                Some(ShardState {
-                    unit: group.unit,
-                    rule: rule(out.inputs, g),
-                    divided: out.inputs.divided(g),
-                    items,
-                    compute: Vec::new(),
-                    pieces: None,
-                    maxima: None,
-                })
-            })
+            .flat_map(of_group)
+            .flatten()
             .collect()
     }
 
@@ -509,6 +465,76 @@ impl Lifecycle for Fsdp2 {
             self.free_ignored(out, g);
         }
         self.refresh_float8(out);
+    }
+}
+
+impl Fsdp2 {
+    /// Returns the state of a group's matrices that Muon updates, or that of its other trained
+    /// parameters; `None` without gradients or without such parameters.
+    fn state_of(&self, out: &Emitter<'_>, g: GroupId, rows: bool) -> Option<ShardState> {
+        let stored = out.inputs.types.stored();
+        let group = out.inputs.group(g);
+        let state = &self.groups[g.index()];
+        let offloaded = state.host.as_ref().and_then(|h| h.gradients());
+        let reduced = state.reduced;
+        let grad_of = |item: &PerParamItem, n: usize| match offloaded {
+            Some(grads) => Some((grads[n], 0)),
+            None => Some((reduced?, item.shard_offset * stored.size())),
+        };
+        reduced.or_else(|| offloaded.map(|grads| grads[0]))?;
+        let packed = state.trained.iter().zip(&state.grads.items);
+        let (params, items): (Vec<ParamId>, Vec<OptimizerItem>) = packed
+            .zip(&state.moments)
+            .enumerate()
+            .filter(|(_, ((i, _), _))| group.has_muon_rows(**i) == rows)
+            .filter_map(|(n, ((&i, item), &moments))| {
+                let local = item.local(0);
+                let numel = local.end - local.start;
+                if numel == 0 {
+                    return None;
+                }
+                let bytes = numel * stored.size();
+                let (buffer, offset) = grad_of(item, n)?;
+                let updated = OptimizerItem {
+                    weight: Access {
+                        buffer: state.shards[i],
+                        offset: 0,
+                        bytes,
+                        per_rank: None,
+                    },
+                    grad: Access {
+                        buffer,
+                        offset,
+                        bytes,
+                        per_rank: None,
+                    },
+                    numel,
+                    state: moments,
+                };
+                Some((item.param, updated))
+            })
+            .unzip();
+        if rows && items.is_empty() {
+            return None;
+        }
+        let axis = out.inputs.shard_axis(g);
+        Some(ShardState {
+            unit: group.unit,
+            rule: match rows {
+                true => UpdateRule::MuonMomentum,
+                false => rule(out.inputs, g),
+            },
+            divided: out.inputs.divided(g),
+            items,
+            compute: Vec::new(),
+            pieces: None,
+            maxima: None,
+            rows: rows.then(|| RowGather {
+                params,
+                axis,
+                comm: self.comms.along(axis).gather,
+            }),
+        })
     }
 }
 

@@ -313,6 +313,7 @@ impl Lifecycle for Full {
                     compute: Vec::new(),
                     pieces: None,
                     maxima: None,
+                    rows: None,
                 }),
             }
         }

@@ -59,6 +59,7 @@ rules! {
     FinalFence = "final-fence", "The compute stream waits for reductions: at the end of backward, or (native) for a group's before its update.";
     Clip = "clip", "Global gradient norm and clipping.";
     Optimizer = "optimizer", "Optimizer step on shards.";
+    MuonGather = "muon-gather", "Gather a matrix of which ranks have rows, for Muon (DTensor.full_tensor()).";
     Refresh = "refresh", "Compute weights are made from main weights.";
     StepEnd = "step-end", "The host waits for the device at the end of the step (train.sync_each_step).";
     ZeroGrad = "zero-grad", "Gradients are dropped or zeroed after the step.";

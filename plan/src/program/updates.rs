@@ -90,8 +90,8 @@ impl Program {
         update.is_some_and(|u| !u.rule.has_gradients())
     }
 
-    /// Returns, by optimizer launch, the parameter groups of its weights on a rank, tensor by
-    /// tensor. Padding is in group 0. Empty if there is only one group.
+    /// Returns, by launch of an optimizer or of [`ShardOp::MuonApply`], the parameter groups of its
+    /// weights on a rank, tensor by tensor. Padding is in group 0. Empty if there is one group.
     ///
     /// # Errors
     /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.
@@ -104,8 +104,15 @@ impl Program {
         let group_of = |p: Option<ParamId>| p.map_or(0, |p| self.params[p.index()].group);
         for (i, instr) in self.instrs.iter().enumerate() {
             let mut runs = Vec::new();
-            for tensor in self.updates(&instr.op) {
-                self.runs_of(&contents, rank, &tensor.weight, group_of, &mut runs)?;
+            let weights: Vec<Access> = match self.shard_op(&instr.op) {
+                Some(ShardOp::MuonApply { .. }) => self.reads(&instr.op)[..1].to_vec(),
+                _ => {
+                    let updates = self.updates(&instr.op);
+                    updates.iter().map(|u| u.weight).collect()
+                }
+            };
+            for weight in &weights {
+                self.runs_of(&contents, rank, weight, group_of, &mut runs)?;
             }
             let runs = runs.into_iter();
             let runs: Vec<_> = runs

@@ -6,7 +6,7 @@
 //! (cuBLASLt, cuDNN 9.19).
 
 use super::{Op, Program};
-use crate::ir::{Kernel, KernelClass, NewtonSchulz, OpKind, Slot};
+use crate::ir::{Kernel, KernelClass, NewtonSchulz, OpKind, ShardOp, Slot};
 use crate::units::Bytes;
 
 /// Maximum workspace of a GEMM in bytes, and of a convolution in addition to copies of its
@@ -47,6 +47,14 @@ pub fn of(program: &Program) -> Bytes {
 
 /// Number of elements of a matrix whose squares one block sums in Muon's kernel.
 pub const MUON_CHUNK: u64 = 8192;
+
+/// Returns the workspace to orthogonalize a matrix with these sides in place: that of Muon without
+/// one of its whole matrices.
+#[must_use]
+pub fn orthogonalize(sides: [u64; 2]) -> u64 {
+    let [in_place, ..] = NewtonSchulz::matrices(sides);
+    muon(sides) - in_place.next_multiple_of(ALIGN)
+}
 
 /// Returns the workspace of Muon for a matrix with these sides: that of its matmuls, the matrices
 /// of an iteration, one sum of squares per block in float64, and their total.
@@ -129,7 +137,12 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             let rows = dots.flat_map(|op| &op.outputs).map(rows);
             rows.sum::<u64>() * n.div_ceil(GROUPED_COLUMNS) * 4
         }
-        KernelClass::Optimizer => kernel.newton_schulz().map_or(0, |of| muon(of.largest)),
+        KernelClass::Optimizer => match kernel.body.first().map(|op| op.op) {
+            Some(OpKind::Shard(ShardOp::Orthogonalize { matrix })) => {
+                orthogonalize(matrix.short_and_long())
+            }
+            _ => kernel.newton_schulz().map_or(0, |of| muon(of.largest)),
+        },
         _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| op.op.sums_rows()) => ROW_SUMS,
         _ => 0,
     }

@@ -449,6 +449,9 @@ pub struct Apart<'a> {
     pub float8_rows: Option<u32>,
     /// By parameter: whether Muon updates it. Empty if none is.
     pub muon: &'a [bool],
+    /// Whether matrices that Muon updates share groups with other parameters, and ranks hold some
+    /// of their rows. Ranks have whole matrices that the policy does not manage in any case.
+    pub muon_mixed: bool,
     /// By parameter: whether the policy does not manage it. Empty if it manages all.
     pub ignored: &'a [bool],
 }
@@ -456,13 +459,14 @@ pub struct Apart<'a> {
 /// Returns the laid-out parameter groups of all units, in the order of units. Within a unit, groups
 /// differ by `requires_grad` (if [`Apart::frozen`]), by placements along model-parallel axes, by
 /// whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), by update rule of the
-/// optimizer, and by whether the policy manages them; they are in the order of their first
-/// parameters, with parameters in registration order. Units without parameters have no group. Each
-/// 8-bit parameter has a scale. Ranks hold whole parameters of those that Muon updates, whole
-/// blocks of rows of 8-bit ones with a scale per block ([`Apart::float8_rows`]), all router biases
-/// that steps update, and all parameters that the policy does not manage. `kind` returns the layout
-/// of parameters with given placements. A flat layout leaves no gap between a parameter and the
-/// next one if `contiguous_with_next` (by parameter) is set and both have rows of the same length.
+/// optimizer (unless [`Apart::muon_mixed`]), and by whether the policy manages them; they are in
+/// the order of their first parameters, with parameters in registration order. Units without
+/// parameters have no group. Each 8-bit parameter has a scale. Ranks hold whole parameters of
+/// groups that Muon updates, whole blocks of rows of 8-bit ones with a scale per block
+/// ([`Apart::float8_rows`]), all router biases that steps update, and all parameters that the
+/// policy does not manage. `kind` returns the layout of parameters with given placements. A flat
+/// layout leaves no gap between a parameter and the next one if `contiguous_with_next` (by
+/// parameter) is set and both have rows of the same length.
 ///
 /// # Errors
 /// Fails with [`ShardError::Layout`], which names the unit.
@@ -480,7 +484,8 @@ pub fn build_groups(
         let of_unit = &mut members[unit.index()];
         let is = |of: &[bool]| of.get(i as usize) == Some(&true);
         let codes = is(apart.float8) && !apart.float8_mixed;
-        let kinds = [is(apart.muon), param.router_bias, is(apart.ignored)];
+        let muon = is(apart.muon) && (!apart.muon_mixed || is(apart.ignored));
+        let kinds = [muon, param.router_bias, is(apart.ignored)];
         let like = (param.placements, codes, kinds);
         match of_unit.iter_mut().find(|(grad, known, _)| {
             let alike = !apart.frozen || *grad == param.requires_grad;
@@ -512,10 +517,15 @@ pub fn build_groups(
                 })?;
             let is_codes = |p: &ParamId| apart.float8.get(p.index()) == Some(&true);
             let of_param = |p: &ParamId| is_codes(p).then(|| scales.next()).flatten();
+            let has_rows = |p: &ParamId| !muon && apart.muon.get(p.index()) == Some(&true);
             groups.push(Group {
                 unit: UnitId(unit),
                 scales: match ids.iter().any(is_codes) {
                     true => ids.iter().map(of_param).collect(),
+                    false => Vec::new(),
+                },
+                muon_rows: match ids.iter().any(has_rows) {
+                    true => ids.iter().map(has_rows).collect(),
                     false => Vec::new(),
                 },
                 params: ids,

@@ -1,4 +1,5 @@
-//! Muon: elementwise kernels and matmuls of cuBLASLt, matrix by matrix.
+//! Muon: elementwise kernels and matmuls of cuBLASLt, matrix by matrix. A launch has whole
+//! matrices, or does one part of the work on matrices of which ranks have rows.
 //!
 //! A matrix `X` is orthogonalized as it is stored, without a transposed copy: if it has more rows
 //! than columns, the iterations use `XᵀX` instead of `XXᵀ`.
@@ -7,13 +8,13 @@ use super::Kernels;
 use super::blas::{self, Addresses};
 use super::codegen::blocks;
 use super::codegen::shard::fold;
-use super::codegen::shard::muon::{Types, source};
+use super::codegen::shard::muon::{Types, norm_source, rows_source, source};
 use super::error::ErrorKind;
 use super::gemm::GemmProblem;
-use super::ranges::{Matrix, Work};
+use super::ranges::{Matrix, Rows, Work};
 use super::start::{Function, words};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
-use shardlab_plan::ir::{DType, NewtonSchulz};
+use shardlab_plan::ir::{DType, MatrixShape, NewtonSchulz, OpKind, ShardOp};
 use shardlab_plan::program::{Program, workspace};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +23,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Matmuls {
     of: BTreeMap<[u64; 2], [blas::Plan; 3]>,
     kernels: BTreeMap<Types, [Function; 4]>,
+    /// Sum of squares of a matrix, its total, and the division by the norm.
+    norm: Option<[Function; 3]>,
+    /// By type of weights: update of rows.
+    rows: BTreeMap<DType, Function>,
 }
 
 // SAFETY: functions and descriptors belong to the context, not to a thread.
@@ -64,7 +69,9 @@ fn problems([rows, cols]: [u64; 2]) -> [GemmProblem; 3] {
 
 /// Places of the matrices of an iteration in the workspace, after that of the matmuls.
 struct Places {
-    x: [u64; 2],
+    /// The matrix, unless it is orthogonalized in place.
+    before: u64,
+    after: u64,
     gram: u64,
     square: u64,
     parts: u64,
@@ -72,20 +79,22 @@ struct Places {
 }
 
 impl Places {
-    fn new(of: &Matrix) -> Self {
+    fn new(sides: [u64; 2], in_place: bool) -> Self {
         let mut next = blas::WORKSPACE as u64;
         let mut take = |bytes: u64| {
             let at = next;
             next += bytes.next_multiple_of(workspace::ALIGN);
             at
         };
-        let [before, after, gram, square] =
-            NewtonSchulz::matrices(of.short_and_long()).map(&mut take);
+        let [before, further @ ..] = NewtonSchulz::matrices(sides);
+        let before = if in_place { 0 } else { take(before) };
+        let [after, gram, square] = further.map(&mut take);
         Self {
-            x: [before, after],
+            before,
+            after,
             gram,
             square,
-            parts: take(8 * of.numel().div_ceil(workspace::MUON_CHUNK)),
+            parts: take(8 * (sides[0] * sides[1]).div_ceil(workspace::MUON_CHUNK)),
             sum: take(4),
         }
     }
@@ -111,13 +120,21 @@ fn all_sides(program: &Program) -> BTreeSet<[u64; 2]> {
     let groups = program.groups.iter().filter(|g| g.muon);
     let params = groups.flat_map(|g| &g.params);
     let shapes = params.map(|p| &program.params[p.index()].shape[..]);
-    shapes.filter_map(|s| s.try_into().ok()).collect()
+    let whole = shapes.filter_map(|s| s.try_into().ok());
+    let gathered = program
+        .kernels
+        .iter()
+        .filter_map(|k| match k.body.first()?.op {
+            OpKind::Shard(ShardOp::Orthogonalize { matrix }) => Some([matrix.rows, matrix.cols]),
+            _ => None,
+        });
+    whole.chain(gathered).collect()
 }
 
-/// Prepares the kernels around the matmuls of some matrices; returns their scratch bytes.
-pub(super) fn prepare(k: &mut Kernels, matrices: &[Matrix]) -> Result<u64, ErrorKind> {
+/// Prepares the kernels of a launch around its matmuls; returns its scratch bytes.
+pub(super) fn prepare(k: &mut Kernels, work: &Work) -> Result<u64, ErrorKind> {
     let mut most = 0;
-    for of in matrices {
+    for of in &work.matrices {
         most = most.max(workspace::muon(of.short_and_long()));
         if !k.muon.kernels.contains_key(&of.types) {
             let source = source(of.types);
@@ -129,10 +146,26 @@ pub(super) fn prepare(k: &mut Kernels, matrices: &[Matrix]) -> Result<u64, Error
                 .insert(of.types, [momentum, sum, scale, apply]);
         }
     }
+    if let Some((matrix, _)) = work.orthogonalized {
+        most = most.max(workspace::orthogonalize(matrix.short_and_long()));
+        if k.muon.norm.is_none() {
+            let source = norm_source();
+            let squares = Function::load(k, &source, "k0", 0)?;
+            let divide = Function::load(k, &source, "k1", 0)?;
+            let sum = Function::load(k, &fold(false), "k0", 0)?;
+            k.muon.norm = Some([squares, sum, divide]);
+        }
+    }
+    for rows in &work.rows {
+        if !k.muon.rows.contains_key(&rows.dtype) {
+            let function = Function::load(k, &rows_source(rows.dtype), "k0", 0)?;
+            k.muon.rows.insert(rows.dtype, function);
+        }
+    }
     Ok(most)
 }
 
-/// Updates the matrices of a launch.
+/// Updates the matrices of a launch, or does its part of that.
 ///
 /// # Safety
 /// As [`Kernels::launch`].
@@ -147,7 +180,122 @@ pub(super) unsafe fn launch(
         // SAFETY: the caller's contract.
         unsafe { one(k, work, of, (hyper, scratch), stream) }?;
     }
+    if let Some((matrix, at)) = work.orthogonalized {
+        // SAFETY: the caller's contract.
+        unsafe { orthogonalize(k, matrix, at, scratch, stream) }?;
+    }
+    for rows in &work.rows {
+        // SAFETY: the caller's contract.
+        unsafe { apply(k, rows, hyper, stream) }?;
+    }
     Ok(())
+}
+
+fn missing() -> ErrorKind {
+    ErrorKind::Launch("it was not prepared for such a matrix".to_owned())
+}
+
+/// Returns the factors of the learning rate of a matrix by `muon_adjust_lr`, as words.
+fn adjusted([rows, cols]: [u64; 2]) -> [u64; 2] {
+    let [rows, cols] = [rows as f64, cols as f64];
+    let factors = [(rows / cols).max(1.0).sqrt(), 0.2 * rows.max(cols).sqrt()];
+    factors.map(|f| u64::from((f as f32).to_bits()))
+}
+
+/// Runs the iterations on a matrix with these rows and columns, and returns the address of the
+/// result: `x` and `y` are the matrix and as much memory.
+///
+/// # Safety
+/// As [`Kernels::launch`].
+unsafe fn iterate(
+    k: &Kernels,
+    sides: [u64; 2],
+    [mut x, mut y]: [u64; 2],
+    places: &Places,
+    scratch: CUdeviceptr,
+    stream: CUstream,
+) -> Result<u64, ErrorKind> {
+    let [gram, square, next] = k.muon.of.get(&sides).ok_or_else(missing)?;
+    let (g, s) = (scratch + places.gram, scratch + places.square);
+    let matmul = |plan: &blas::Plan, [a, b, before, c]: [u64; 4]| {
+        let at = Addresses {
+            a,
+            b,
+            inverses: None,
+            bias: 0,
+            before,
+            c,
+            workspace: scratch,
+        };
+        // SAFETY: the plan was made for matrices of these shapes, which the caller's memory holds.
+        unsafe { k.blas.launch(plan, at, stream) }
+    };
+    for _ in 0..NewtonSchulz::STEPS {
+        matmul(gram, [x, x, g, g])?;
+        matmul(square, [g, g, g, s])?;
+        let factors = if sides[0] > sides[1] { [x, s] } else { [s, x] };
+        matmul(next, [factors[0], factors[1], x, y])?;
+        std::mem::swap(&mut x, &mut y);
+    }
+    Ok(x)
+}
+
+/// Orthogonalizes a matrix in place.
+///
+/// # Safety
+/// As [`Kernels::launch`].
+unsafe fn orthogonalize(
+    k: &Kernels,
+    matrix: MatrixShape,
+    at: u64,
+    scratch: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), ErrorKind> {
+    // The result of an odd number of iterations is not where the matrix was.
+    const _: () = assert!(NewtonSchulz::STEPS % 2 == 1);
+    let [squares, add, divide] = k.muon.norm.ok_or_else(missing)?;
+    let sides = [matrix.rows, matrix.cols];
+    let places = Places::new(sides, true);
+    let n = matrix.numel();
+    let parts = n.div_ceil(workspace::MUON_CHUNK);
+    let chunks = blocks(n as usize, workspace::MUON_CHUNK as usize)?;
+    let each = blocks(n as usize, 256)?;
+    let [x, part, sum] = [places.after, places.parts, places.sum].map(|place| scratch + place);
+    // SAFETY: kernels take these arguments; the matrix is the caller's, and the rest is in the
+    // scratch memory, which this stream uses alone.
+    unsafe {
+        words(squares, (chunks, 256), &mut [at, part, n], stream)?;
+        words(add, (1, 1024), &mut [part, parts, sum, 0], stream)?;
+        words(divide, (each, 256), &mut [sum, at, x, n], stream)?;
+        iterate(k, sides, [x, at], &places, scratch, stream)?;
+    }
+    Ok(())
+}
+
+/// Updates rows of a matrix.
+///
+/// # Safety
+/// As [`Kernels::launch`].
+unsafe fn apply(
+    k: &Kernels,
+    rows: &Rows,
+    hyper: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), ErrorKind> {
+    let function = *k.muon.rows.get(&rows.dtype).ok_or_else(missing)?;
+    let [original, matched] = adjusted([rows.matrix.rows, rows.matrix.cols]);
+    let group = hyper + u64::from(rows.group) * GROUP_BYTES;
+    let each = blocks(rows.numel as usize, 256)?;
+    let mut operands = [
+        group,
+        rows.weight,
+        rows.update,
+        original,
+        matched,
+        rows.numel,
+    ];
+    // SAFETY: the kernel takes these arguments; operands are the caller's.
+    unsafe { words(function, (each, 256), &mut operands, stream) }
 }
 
 /// Updates a matrix.
@@ -161,24 +309,16 @@ unsafe fn one(
     (hyper, scratch): (CUdeviceptr, CUdeviceptr),
     stream: CUstream,
 ) -> Result<(), ErrorKind> {
-    let missing = || ErrorKind::Launch("it was not prepared for such a matrix".to_owned());
     let [momentum, add, scale, apply] = *k.muon.kernels.get(&of.types).ok_or_else(missing)?;
-    let [gram, square, next] = k.muon.of.get(&of.sides).ok_or_else(missing)?;
-    let places = Places::new(of);
-    let at = |place: u64| scratch + place;
+    let places = Places::new(of.sides, false);
     let n = of.numel();
     let group = hyper + u64::from(of.group) * GROUP_BYTES;
     let parts = n.div_ceil(workspace::MUON_CHUNK);
     let chunks = blocks(n as usize, workspace::MUON_CHUNK as usize)?;
     let each = blocks(n as usize, 256)?;
     let factor = u64::from(work.factor.to_bits());
-    let [mut x, mut y] = places.x.map(at);
-    let (g, s, sum, part) = (
-        at(places.gram),
-        at(places.square),
-        at(places.sum),
-        at(places.parts),
-    );
+    let [x, y, part, sum] =
+        [places.before, places.after, places.parts, places.sum].map(|place| scratch + place);
     let mut operands = [
         hyper,
         group,
@@ -191,36 +331,14 @@ unsafe fn one(
         part,
         n,
     ];
-    let workspace = scratch;
-    let matmul = |plan: &blas::Plan, [a, b, before, c]: [u64; 4]| {
-        let at = Addresses {
-            a,
-            b,
-            inverses: None,
-            bias: 0,
-            before,
-            c,
-            workspace,
-        };
-        // SAFETY: the plan was made for matrices of these shapes, which the scratch memory holds.
-        unsafe { k.blas.launch(plan, at, stream) }
-    };
-    let [rows, cols] = of.sides.map(|side| side as f64);
-    let factors = [(rows / cols).max(1.0).sqrt(), 0.2 * rows.max(cols).sqrt()];
-    let [original, matched] = factors.map(|f| u64::from((f as f32).to_bits()));
+    let [original, matched] = adjusted(of.sides);
     // SAFETY: kernels take these arguments; operands are the caller's, and the rest is in the
     // scratch memory, which this stream uses alone.
     unsafe {
         words(momentum, (chunks, 256), &mut operands, stream)?;
         words(add, (1, 1024), &mut [part, parts, sum, 0], stream)?;
         words(scale, (each, 256), &mut [sum, x, n], stream)?;
-        for _ in 0..NewtonSchulz::STEPS {
-            matmul(gram, [x, x, g, g])?;
-            matmul(square, [g, g, g, s])?;
-            let factors = if rows > cols { [x, s] } else { [s, x] };
-            matmul(next, [factors[0], factors[1], x, y])?;
-            std::mem::swap(&mut x, &mut y);
-        }
+        let x = iterate(k, of.sides, [x, y], &places, scratch, stream)?;
         words(
             apply,
             (each, 256),
@@ -239,6 +357,17 @@ mod tests {
     use super::*;
     use shardlab_plan::scenario;
     use std::path::Path;
+
+    /// Under fsdp2, every rank orthogonalizes every matrix.
+    #[test]
+    fn gathered_matrices_have_matmuls() {
+        let sets = ["train.optimizer=muon".to_owned()];
+        let sides = |name: &str| {
+            let scenario = scenario::load(Path::new(name), &sets).unwrap();
+            all_sides(&shardlab_plan::plan(&scenario).unwrap())
+        };
+        assert_eq!(sides("small-fsdp2"), sides("small-native"));
+    }
 
     /// Every rank prepares the matmuls of all ranks' matrices, since ranks agree on them in turn.
     #[test]

@@ -298,7 +298,7 @@ fn list_launch(
     if let Some(f) = work.fold {
         fold_kernel(k, f.any)?;
     }
-    let muon = muon::prepare(k, &work.matrices)?;
+    let muon = muon::prepare(k, &work)?;
     Ok(muon.max(work.parts() * 8))
 }
 

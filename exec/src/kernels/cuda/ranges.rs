@@ -8,13 +8,13 @@ mod muon;
 #[cfg(test)]
 mod tests;
 
-pub(super) use muon::Matrix;
+pub(super) use muon::{Matrix, Rows};
 
 use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
 use crate::operand::{RawRange, copied};
 use shardlab_plan::ir::{
-    DType, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update, UpdateRule,
+    DType, MatrixShape, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update, UpdateRule,
 };
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use smallvec::SmallVec;
@@ -70,7 +70,11 @@ pub(super) struct Work {
     pub(super) fold: Option<Fold>,
     /// Matrices that Muon updates.
     pub(super) matrices: Vec<Matrix>,
-    /// Copies of their new weights.
+    /// Matrix that is orthogonalized, with its address.
+    pub(super) orthogonalized: Option<(MatrixShape, u64)>,
+    /// Rows of matrices that are updated.
+    pub(super) rows: Vec<Rows>,
+    /// Copies of the new weights of `matrices`.
     pub(super) copies: SmallVec<[Batch; 2]>,
 }
 
@@ -340,10 +344,17 @@ pub(super) fn work(
         ShardOp::AdamW { .. }
         | ShardOp::Lion { .. }
         | ShardOp::Sgd { .. }
-        | ShardOp::Muon { .. } => {
+        | ShardOp::Muon { .. }
+        | ShardOp::MuonMomentum => {
             if let Some(rule) = op.update() {
                 update(&mut w, rule, (groups, scales, shapes), reads, writes)?;
             }
+        }
+        ShardOp::Orthogonalize { matrix } => {
+            w.orthogonalized = Some((matrix, muon::whole(matrix, reads, writes)?));
+        }
+        ShardOp::MuonApply { matrix } => {
+            w.rows = muon::rows(matrix, groups, reads, writes)?;
         }
         ShardOp::RouterBias { speed } => routers(&mut w, speed.0 as f32, reads, writes)?,
     }

@@ -5,14 +5,13 @@ use super::super::error::OperandError;
 use super::super::gemm::{Mat, multiply};
 use super::super::operands::same;
 use super::super::scratch::Scratch;
-use super::clip_factor;
-use super::optimizer::{Runs, Tensor, tensors};
-use super::scalar;
+use super::optimizer::{Runs, Tensor, tensors, updates};
+use super::{BLOCK, clip_factor, exactly, scalar};
 use crate::base::element::Element;
 use crate::operand::{Hyper, LaunchContext, RawRange};
 use half::bf16;
 use shardlab_plan::config::MuonAdjustLr;
-use shardlab_plan::ir::{NewtonSchulz, Update};
+use shardlab_plan::ir::{MatrixShape, NewtonSchulz, Update};
 
 /// Smallest norm (`eps`).
 const EPS: f32 = 1e-7;
@@ -63,12 +62,7 @@ fn matrix(tensor: &Tensor, start: usize, [rows, cols]: [usize; 2], clip: f32, h:
     for state in &tensor.states {
         state.load(tensor.first + start, m);
     }
-    let rest = (1.0 - h.muon.momentum) as f32;
-    for (g, m) in g.iter_mut().zip(m.iter_mut()) {
-        let grad = *g * clip;
-        *m += rest * (grad - *m);
-        *g = *m - (*m - grad) * rest;
-    }
+    blend(g, m, clip, h);
     for state in &tensor.states {
         state.store(tensor.first + start, m);
     }
@@ -84,16 +78,137 @@ fn matrix(tensor: &Tensor, start: usize, [rows, cols]: [usize; 2], clip: f32, h:
         true => transpose(x, cols, rows, g),
         false => g.copy_from_slice(x),
     }
+    let step = step(h, [rows, cols]);
+    for (w, g) in w.iter_mut().zip(g.iter()) {
+        *w = *w * decay(h) - step * *g;
+    }
+    tensor.store(start, w);
+}
+
+/// Blends gradients into the momentum, and replaces them by their update.
+fn blend(g: &mut [f32], m: &mut [f32], clip: f32, h: &Hyper) {
+    let rest = (1.0 - h.muon.momentum) as f32;
+    for (g, m) in g.iter_mut().zip(m.iter_mut()) {
+        let grad = *g * clip;
+        *m += rest * (grad - *m);
+        *g = *m - (*m - grad) * rest;
+    }
+}
+
+/// Returns the factor of the weights of a step.
+fn decay(h: &Hyper) -> f32 {
+    (1.0 - h.lr * h.weight_decay) as f32
+}
+
+/// Returns the learning rate of a matrix.
+fn step(h: &Hyper, [rows, cols]: [usize; 2]) -> f32 {
     let (rows, cols) = (rows as f64, cols as f64);
     let adjusted = match h.muon.adjust_lr {
         MuonAdjustLr::Original => (rows / cols).max(1.0).sqrt(),
         MuonAdjustLr::MatchRmsAdamw => 0.2 * rows.max(cols).sqrt(),
     };
-    let (decay, step) = (1.0 - h.lr * h.weight_decay, h.lr * adjusted);
-    for (w, g) in w.iter_mut().zip(g.iter()) {
-        *w = *w * decay as f32 - step as f32 * *g;
+    (h.lr * adjusted) as f32
+}
+
+/// Decays rows of matrices, updates their momentum, and writes what is to be orthogonalized.
+pub(super) fn momentum(
+    ctx: &LaunchContext<'_>,
+    update: Update,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let (tensors, used) = tensors(update, reads, writes)?;
+    let clip = match reads.get(used) {
+        Some(square) => clip_factor(scalar(Some(square))?.get(0), ctx.hyper.clip_norm),
+        None => 1.0,
+    };
+    let mut groups = Runs::new(ctx.groups);
+    let [mut bw, mut bg, mut bm] = [BLOCK; 3].map(Scratch::take);
+    for tensor in &tensors {
+        let mut start = 0;
+        while start < tensor.weight.numel {
+            let (group, n) = groups.take(BLOCK.min(tensor.weight.numel - start));
+            let h = ctx.hyper.of(group);
+            let (w, g, m) = (&mut bw[..n], &mut bg[..n], &mut bm[..n]);
+            tensor.weight.load(start, w);
+            tensor.grad.load(start, g);
+            for state in &tensor.states {
+                state.load(tensor.first + start, m);
+            }
+            blend(g, m, clip, &h);
+            w.iter_mut().for_each(|w| *w *= decay(&h));
+            tensor.weight.store(start, w);
+            for state in &tensor.states {
+                state.store(tensor.first + start, m);
+            }
+            tensor.copies.store(start, g);
+            start += n;
+        }
     }
-    tensor.store(start, w);
+    Ok(())
+}
+
+/// Orthogonalizes a whole matrix in place.
+pub(super) fn orthogonalize_whole(
+    matrix: MatrixShape,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let [from] = exactly(reads, "reads")?;
+    let [to] = exactly(writes, "writes")?;
+    let (rows, cols) = (matrix.rows as usize, matrix.cols as usize);
+    let n = rows * cols;
+    same("the matrix", n, from.numel)?;
+    same("the orthogonalized matrix", n, to.numel)?;
+    let [mut g, mut x] = [n; 2].map(Scratch::take);
+    let (g, x) = (&mut g[..n], &mut x[..n]);
+    let tall = rows > cols;
+    match tall {
+        true => {
+            from.load(0, g);
+            transpose(g, rows, cols, x);
+        }
+        false => from.load(0, x),
+    }
+    orthogonalize(x, rows.min(cols), rows.max(cols));
+    match tall {
+        true => {
+            transpose(x, cols, rows, g);
+            to.store(0, g);
+        }
+        false => to.store(0, x),
+    }
+    Ok(())
+}
+
+/// Subtracts orthogonalized rows of a matrix, times the learning rate, from a weight.
+pub(super) fn apply(
+    ctx: &LaunchContext<'_>,
+    matrix: MatrixShape,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let [weight, update] = exactly(reads, "reads")?;
+    let [target] = exactly(writes, "writes")?;
+    same("the rows of the update", weight.numel, update.numel)?;
+    updates(&weight, &target)?;
+    let sides = [matrix.rows as usize, matrix.cols as usize];
+    let mut groups = Runs::new(ctx.groups);
+    let [mut bw, mut bx] = [BLOCK; 2].map(Scratch::take);
+    let mut start = 0;
+    while start < weight.numel {
+        let (group, n) = groups.take(BLOCK.min(weight.numel - start));
+        let step = step(&ctx.hyper.of(group), sides);
+        let (w, x) = (&mut bw[..n], &mut bx[..n]);
+        weight.load(start, w);
+        update.load(start, x);
+        for (w, x) in w.iter_mut().zip(x.iter()) {
+            *w -= step * *x;
+        }
+        weight.store(start, w);
+        start += n;
+    }
+    Ok(())
 }
 
 /// Writes the transpose of `rows` rows of length `cols`.

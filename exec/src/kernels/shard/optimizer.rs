@@ -100,7 +100,7 @@ pub(super) struct Tensor {
     /// State, and the first of its elements that is this tensor's.
     pub(super) states: SmallVec<[State; 2]>,
     pub(super) first: usize,
-    copies: Sequence,
+    pub(super) copies: Sequence,
 }
 
 /// A state of several weights.
@@ -337,7 +337,9 @@ impl Tensor {
                 UpdateRule::Lion => lion_block(w, g, m, f),
                 UpdateRule::Sgd => sgd_block(w, g, f),
                 // Matrices and routers are updated as a whole.
-                UpdateRule::Muon(_) | UpdateRule::RouterBias(_) => return,
+                UpdateRule::Muon(_) | UpdateRule::MuonMomentum | UpdateRule::RouterBias(_) => {
+                    return;
+                }
             }
             self.store(start, w);
             for (state, values) in self.states.iter().zip(&states) {
@@ -412,7 +414,7 @@ impl Gradient {
 }
 
 /// Checks that a weight is updated in place.
-fn updates(weight: &View, target: &View) -> Result<(), OperandError> {
+pub(super) fn updates(weight: &View, target: &View) -> Result<(), OperandError> {
     if weight.numel > 0 && weight != target {
         return Err(OperandError::Shape(
             "a weight is not written where it is read".to_owned(),

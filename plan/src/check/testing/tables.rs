@@ -103,6 +103,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
     };
     let group = |u: usize| Group {
         muon: false,
+        muon_rows: Vec::new(),
         router_biases: false,
         ignored: false,
         unit: UnitId(u as u16),

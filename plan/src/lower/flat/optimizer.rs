@@ -96,6 +96,7 @@ impl Flat {
                     compute: self.written_with_main(out, g),
                     pieces: self.pieces(out.inputs, g),
                     maxima: self.maxima_with_main(out, g),
+                    rows: None,
                 })
             })
             .collect()

@@ -233,13 +233,16 @@ fn muon_is_refused_where_it_has_no_form() {
         );
     };
     refused(
-        &["fsdp.policy=fsdp2"],
-        "under fsdp2, ranks have rows of matrices, and DTensor chooses the collectives",
-        "set fsdp.policy = \"native\"",
+        &[
+            "fsdp.policy=fsdp2",
+            "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]",
+        ],
+        "muon gathers the rows of matrices on the GPU under fsdp2",
+        "set fsdp.offload = [], or fsdp.policy = \"native\"",
     );
     refused(
         &["fsdp.policy=megatron"],
-        "muon is built for policy native outside compile mode full",
+        "muon is built for policies native and fsdp2 outside compile mode full",
         "set fsdp.policy = \"native\"",
     );
     refused(

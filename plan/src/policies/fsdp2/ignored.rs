@@ -113,6 +113,7 @@ impl Fsdp2 {
             compute: Vec::new(),
             pieces: None,
             maxima: None,
+            rows: None,
         })
     }
 

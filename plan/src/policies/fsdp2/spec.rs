@@ -8,7 +8,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, RouterBiases, per_param_layout};
+use crate::lower::{Lowering, MuonMatrices, RouterBiases, per_param_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, fully_compiled, is_native_option,
 };
@@ -86,12 +86,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         float8_apart: false,
         places_merged_weights: false,
         adjacency: WeightAdjacency::None,
-        // Observed with `CommDebugMode`: see docs/explanation/optimizers.md.
-        refuses_muon: Some(
-            "muon is built for policy native outside compile mode full: under fsdp2, ranks have rows of \
-             matrices, and DTensor chooses the collectives of each matmul of torch.optim.Muon from \
-             shapes and ranks, in a way that changes with PyTorch",
-        ),
+        // `DTensor.full_tensor()`. What DTensor would choose for each matmul of `torch.optim.Muon`
+        // depends on shapes and ranks: see docs/explanation/optimizers.md.
+        muon: MuonMatrices::Gathered,
         router_biases: RouterBiases::Apart,
         lifecycle: |out| {
             super::supports(out.inputs)?;

@@ -5,7 +5,7 @@ use crate::compile::WeightAdjacency;
 use crate::config::{
     CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Reshard, Strategy,
 };
-use crate::lower::{Lowering, RouterBiases, per_param_layout};
+use crate::lower::{Lowering, MuonMatrices, RouterBiases, per_param_layout};
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 use crate::policies::{SHARDS_ROWS, fsdp2};
 
@@ -16,7 +16,7 @@ pub(crate) const LOWERING: Lowering = Lowering {
     float8_apart: true,
     places_merged_weights: false,
     adjacency: WeightAdjacency::None,
-    refuses_muon: Some(SHARDS_ROWS),
+    muon: MuonMatrices::Refused(SHARDS_ROWS),
     router_biases: RouterBiases::Fixed,
     lifecycle: |out| {
         fsdp2::supports(out.inputs)?;

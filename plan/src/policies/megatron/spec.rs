@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, RouterBiases, flat_layout};
+use crate::lower::{Lowering, MuonMatrices, RouterBiases, flat_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, is_native_option,
     keeps_frozen_as_gathered, skips_blocks,
@@ -81,7 +81,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         places_merged_weights: false,
         // Gradients belong to autograd until they are copied into the bucket.
         adjacency: WeightAdjacency::Weights,
-        refuses_muon: Some(SHARDS_ROWS),
+        muon: MuonMatrices::Refused(SHARDS_ROWS),
         router_biases: RouterBiases::Fixed,
         lifecycle: |out| Ok(Box::new(Megatron::new(out))),
     },

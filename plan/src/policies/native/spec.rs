@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, RouterBiases, flat_layout};
+use crate::lower::{Lowering, MuonMatrices, RouterBiases, flat_layout};
 use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, keeps_frozen_as_gathered,
@@ -85,7 +85,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         float8_apart: true,
         places_merged_weights: true,
         adjacency: WeightAdjacency::WeightsAndGradients,
-        refuses_muon: None,
+        muon: MuonMatrices::Whole,
         router_biases: RouterBiases::LikeGradients,
         lifecycle: |out| Ok(Box::new(Native::new(out))),
     },

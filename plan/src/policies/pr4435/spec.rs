@@ -8,7 +8,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
-use crate::lower::{Lowering, RouterBiases, flat_layout};
+use crate::lower::{Lowering, MuonMatrices, RouterBiases, flat_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, is_fixed_by_megatron_v2, joins_backwards,
     some_unit,
@@ -80,7 +80,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         places_merged_weights: false,
         // Gradients belong to autograd until they are staged.
         adjacency: WeightAdjacency::Weights,
-        refuses_muon: Some(SHARDS_ROWS),
+        muon: MuonMatrices::Refused(SHARDS_ROWS),
         router_biases: RouterBiases::Fixed,
         lifecycle: |out| Ok(Box::new(Pr4435::new(out))),
     },

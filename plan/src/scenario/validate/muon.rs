@@ -2,6 +2,7 @@
 
 use super::{Checked, cannot};
 use crate::config::{MomentType, Optimizer, Scenario};
+use crate::lower::MuonMatrices;
 use crate::lower::optimizer::muon_params;
 use crate::models;
 use crate::policies;
@@ -13,10 +14,17 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     }
     let (key, refuse) = (Key::Optimizer, "\"adamw\"");
-    if let Some(why) = policies::lowering(s).refuses_muon {
+    let matrices = policies::lowering(s).muon;
+    if let MuonMatrices::Refused(why) = matrices {
         let error = cannot(d, key, &[Key::Policy, Key::Mode], why, refuse);
-        let help = "set fsdp.policy = \"native\", which gives each rank whole matrices, and compile.mode other than \"full\"";
+        let help = "set fsdp.policy = \"native\", which gives each rank whole matrices, or \"fsdp2\", which gathers them, and compile.mode other than \"full\"";
         return Err(error.with_help(help));
+    }
+    if matrices == MuonMatrices::Gathered && s.fsdp.offload.any() {
+        let why = "muon gathers the rows of matrices on the GPU under fsdp2, but `offload` keeps \
+                   them in host memory";
+        let error = cannot(d, key, &[Key::Offload, Key::Policy], why, refuse);
+        return Err(error.with_help("set fsdp.offload = [], or fsdp.policy = \"native\""));
     }
     if s.mesh.tp > 1 {
         let why = "muon does not support tensor parallelism: ranks have parts of matrices";

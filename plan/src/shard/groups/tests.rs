@@ -92,6 +92,7 @@ fn grouped_as(
             float8_mixed: false,
             float8_rows: None,
             muon: &[],
+            muon_mixed: false,
             ignored: &[],
         },
     )
@@ -273,6 +274,7 @@ fn errors_name_the_nearest() {
             float8_mixed: false,
             float8_rows: None,
             muon: &[],
+            muon_mixed: false,
             ignored: &[],
         },
     )
@@ -291,6 +293,7 @@ fn errors_name_the_nearest() {
             float8_mixed: false,
             float8_rows: None,
             muon: &[],
+            muon_mixed: false,
             ignored: &[],
         },
     )

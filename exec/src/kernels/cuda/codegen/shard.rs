@@ -423,7 +423,7 @@ impl RangeUpdate {
     fn body(self) -> String {
         let names: &[&str] = match self.rule {
             UpdateRule::AdamW => &["m", "s"],
-            UpdateRule::Lion | UpdateRule::Muon(_) => &["m"],
+            UpdateRule::Lion | UpdateRule::Muon(_) | UpdateRule::MuonMomentum => &["m"],
             UpdateRule::Sgd | UpdateRule::RouterBias(_) => &[],
         };
         let mut types = vec![
@@ -438,6 +438,10 @@ impl RangeUpdate {
             UpdateRule::Lion => {
                 "const float g_ = g[v] * clip; const float blend = m[v] + f.blend * (g_ - m[v]); const float sign = (float)(blend > 0.0f) - (float)(blend < 0.0f); m[v] = m[v] * f.beta2 + f.rest2 * g_; w[v] = w[v] * f.decay - f.lr * sign;"
             }
+            // The update goes to the copy.
+            UpdateRule::MuonMomentum => {
+                "const float g_ = g[v] * clip; const float mean = m[v] + f.muon_rest * (g_ - m[v]); m[v] = mean; w[v] = w[v] * f.decay; c[v] = mean - (mean - g_) * f.muon_rest;"
+            }
             UpdateRule::Sgd => "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);",
             // Not kernels over elements: see `muon` and `Ranges::RouterBias`.
             UpdateRule::Muon(_) | UpdateRule::RouterBias(_) => "",
@@ -445,7 +449,9 @@ impl RangeUpdate {
         .to_owned();
         if let Some(copy) = self.copy {
             types.push(("c", ctype(copy), Use::Written));
-            step += &copied(self.weight);
+            if self.rule != UpdateRule::MuonMomentum {
+                step += &copied(self.weight);
+            }
         }
         let (mut before, mut after) = (String::new(), String::new());
         if self.maxima {

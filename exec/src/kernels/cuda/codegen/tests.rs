@@ -542,7 +542,22 @@ fn kernels_of_muon_compile() {
             };
             all.insert(shard::muon::source(of), format!("{of:?}"));
         }
+        all.insert(shard::muon::rows_source(dtype), format!("rows, {dtype}"));
+        let update = Ranges::Update(shard::RangeUpdate {
+            rule: UpdateRule::MuonMomentum,
+            weight: dtype,
+            grad: dtype,
+            states: dtype,
+            copy: Some(DType::Bf16),
+            pieces: 1,
+            grouped: true,
+            maxima: false,
+        });
+        for capacity in update.capacities() {
+            all.insert(update.source(capacity), format!("momentum, {dtype}"));
+        }
     }
+    all.insert(shard::muon::norm_source(), "norm".to_owned());
     compile(all, Target::HOPPER, Some(&compiler()));
 }
 

@@ -1,10 +1,10 @@
 //! Matrices that Muon updates, tensor by tensor.
 
-use super::in_groups;
+use super::{count, in_groups, numel, size, updates};
 use crate::kernels::cuda::codegen::shard::muon::Types;
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, Shape};
+use shardlab_plan::ir::{DType, MatrixShape, Shape};
 use shardlab_plan::program::GroupRun;
 
 /// A matrix that is updated, by addresses.
@@ -105,6 +105,75 @@ pub(super) fn matrices<'s>(
     Ok(())
 }
 
+/// Rows of a matrix that are updated, by addresses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::kernels::cuda) struct Rows {
+    /// The whole matrix.
+    pub(in crate::kernels::cuda) matrix: MatrixShape,
+    /// Type of the weight.
+    pub(in crate::kernels::cuda) dtype: DType,
+    /// Parameter group.
+    pub(in crate::kernels::cuda) group: u8,
+    pub(in crate::kernels::cuda) weight: u64,
+    /// Orthogonalized update, in bfloat16.
+    pub(in crate::kernels::cuda) update: u64,
+    /// Elements.
+    pub(in crate::kernels::cuda) numel: u64,
+}
+
+fn bf16(r: &RawRange) -> Result<(), OperandError> {
+    match r.dtype {
+        DType::Bf16 => Ok(()),
+        other => Err(OperandError::Type(other)),
+    }
+}
+
+/// Returns the address of a whole matrix that is orthogonalized in place.
+pub(super) fn whole(
+    matrix: MatrixShape,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<u64, OperandError> {
+    let ([from], [to]) = (reads, writes) else {
+        return Err(count("matrices", 1, reads.len()));
+    };
+    bf16(from)?;
+    size("the matrix", matrix.numel(), numel(from))?;
+    if (from.ptr, from.bytes) != (to.ptr, to.bytes) {
+        let message = "a matrix is not orthogonalized in place";
+        return Err(OperandError::Shape(message.to_owned()));
+    }
+    Ok(from.ptr as u64)
+}
+
+/// Returns the rows of a matrix that a launch updates, by parameter group: padding may be in
+/// another one.
+pub(super) fn rows(
+    matrix: MatrixShape,
+    groups: &[GroupRun],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<Vec<Rows>, OperandError> {
+    let [weight, update] = reads else {
+        return Err(count("reads", 2, reads.len()));
+    };
+    bf16(update)?;
+    updates(weight, (update, 1), writes.first())?;
+    let mut all = Vec::new();
+    in_groups(groups, 0, numel(weight), |group, start, numel| {
+        let place = |r: &RawRange| r.ptr as u64 + start * r.dtype.size();
+        all.push(Rows {
+            matrix,
+            dtype: weight.dtype,
+            group,
+            weight: place(weight),
+            update: place(update),
+            numel,
+        });
+    });
+    Ok(all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,6 +184,30 @@ mod tests {
             bytes: elements * dtype.size() as usize,
             dtype,
         }
+    }
+
+    /// Rows of a rank with padding after them, which belongs to the first group.
+    #[test]
+    fn rows_are_updated_group_by_group() {
+        let matrix = MatrixShape { rows: 5, cols: 4 };
+        let weight = range(1 << 20, 12, DType::F32);
+        let update = range((2 << 20) + 24, 12, DType::Bf16);
+        let groups = [(2, 8), (0, 4)].map(|(group, numel)| GroupRun { group, numel });
+        let all = rows(matrix, &groups, &[weight, update], &[weight]).unwrap();
+        let found = all.iter().map(|r| (r.group, r.weight, r.update, r.numel));
+        assert!(found.eq([
+            (2, 1 << 20, (2 << 20) + 24, 8),
+            (0, (1 << 20) + 32, (2 << 20) + 40, 4)
+        ]));
+        let bad = rows(matrix, &groups, &[weight, weight], &[weight]);
+        assert!(
+            matches!(bad, Err(OperandError::Type(DType::F32))),
+            "{bad:?}"
+        );
+        let bad = whole(matrix, &[update], &[update]);
+        assert!(matches!(bad, Err(OperandError::Size { .. })), "{bad:?}");
+        let matrix = MatrixShape { rows: 3, cols: 4 };
+        assert_eq!(whole(matrix, &[update], &[update]).unwrap(), (2 << 20) + 24);
     }
 
     /// A wide and a tall matrix with padding between them, whose momentum follows that of another

@@ -2,8 +2,8 @@
 
 use super::try_lower;
 use crate::check::{RuleId, check};
-use crate::ir::{Role, ShardOp};
-use crate::program::Program;
+use crate::ir::{AxisId, AxisSet, CommId, Holds, HostWorkKind, ParamId, Role, ShardOp};
+use crate::program::{Op, Program, Rule, SectionKind};
 use crate::shard::Layout;
 use crate::units::Bytes;
 
@@ -36,6 +36,136 @@ fn programs_with_muon_pass() {
         assert!(r.is_ok(), "{set:?}\n{r}");
         let row = r.rules.iter().find(|x| x.id == RuleId::MuonMatrix).unwrap();
         assert!(row.checked > 0, "{set:?}");
+    }
+}
+
+/// Under fsdp2, ranks gather the update of each matrix.
+#[test]
+fn programs_that_gather_matrices_pass() {
+    for set in [
+        &[][..],
+        &["mesh.dp_shard=1"],
+        // Ranks without rows of the smallest matrices, and a rank with fewer rows.
+        &["mesh.dp_shard=48"],
+        &["mesh.dp_replicate=2"],
+        &["train.clip_norm=1", "train.grad_accum=2"],
+        &["fsdp.strategy=optim_grads"],
+        &["compile.mode=blocks"],
+        &["precision.param_dtype=bf16", "precision.moments=bf16"],
+        &["fsdp.frozen=[\"layers.*.mlp\"]"],
+        &["fsdp.nan_check=true"],
+    ] {
+        let p = program(&[&["fsdp.policy=fsdp2"], set].concat());
+        let r = check(&p);
+        assert!(r.is_ok(), "{set:?}\n{r}");
+        let row = r.rules.iter().find(|x| x.id == RuleId::MuonMatrix).unwrap();
+        assert!(row.checked > 0, "{set:?}");
+    }
+}
+
+/// Returns the launches of an operation, in order.
+fn launches(p: &Program, is: impl Fn(ShardOp) -> bool) -> Vec<usize> {
+    let all = 0..p.instrs.len();
+    all.filter(|i| p.shard_op(&p.instrs[*i].op).is_some_and(&is))
+        .collect()
+}
+
+fn first_violation(p: &Program) -> String {
+    let r = check(p);
+    let v = r.of(RuleId::MuonMatrix).next().expect("found");
+    v.message.clone()
+}
+
+/// Gathers that are missing, ranges of other rows, and updates that get lost.
+#[test]
+fn wrong_rows_of_gathered_matrices_are_found() {
+    let good = program(&["fsdp.policy=fsdp2"]);
+    let nothing = Op::HostWork {
+        kind: HostWorkKind::Hook,
+        count: 0,
+    };
+    let found = |i: usize, message: &str| {
+        let mut p = good.clone();
+        p.instrs[i].op = nothing;
+        let first = first_violation(&p);
+        assert!(first.contains(message), "{first}");
+    };
+    let gather = good
+        .instrs
+        .iter()
+        .position(|i| i.rule == Rule::MuonGather && matches!(i.op, Op::Collective { .. }));
+    found(gather.unwrap(), "which has no update of a matrix");
+    let orthogonalize = launches(&good, |op| matches!(op, ShardOp::Orthogonalize { .. }));
+    found(orthogonalize[0], "which is not its orthogonalized update");
+    let apply = launches(&good, |op| matches!(op, ShardOp::MuonApply { .. }));
+    found(apply[0], "nothing has subtracted the update");
+
+    // Every rank subtracts the rows of the first one.
+    let mut p = good.clone();
+    let Op::Launch { reads, .. } = p.instrs[apply[0]].op else {
+        panic!("a launch");
+    };
+    p.accesses[reads as usize + 1].per_rank = None;
+    let first = first_violation(&p);
+    assert!(
+        first.contains("expected the rows that each rank has"),
+        "{first}"
+    );
+
+    // A gather over the replicas, which have the same rows.
+    let mut p = program(&["fsdp.policy=fsdp2", "mesh.dp_replicate=4"]);
+    let outer = p
+        .communicators
+        .iter()
+        .position(|c| c.axes == AxisSet::of(AxisId::DP_OUTER));
+    let outer = CommId(outer.unwrap() as u8);
+    let gathers: Vec<usize> = p
+        .instrs
+        .iter()
+        .filter_map(|i| match i.op {
+            Op::Collective { id, .. } if i.rule == Rule::MuonGather => Some(id.index()),
+            _ => None,
+        })
+        .collect();
+    p.collectives[gathers[0]].comm = outer;
+    let first = first_violation(&p);
+    assert!(first.contains("which has no update of a matrix"), "{first}");
+}
+
+/// Each matrix of the model is orthogonalized on every rank once per step, from rows in bfloat16;
+/// everything else has the states of AdamW.
+#[test]
+fn every_matrix_of_a_block_is_gathered_in_bfloat16() {
+    let p = program(&["fsdp.policy=fsdp2"]);
+    let hidden = |name: &str, shape: &[u64]| name.starts_with("layers.") && shape.len() == 2;
+    let wanted: Vec<u64> = p
+        .params
+        .iter()
+        .filter(|x| hidden(&x.name, &x.shape))
+        .map(|x| 2 * x.numel())
+        .collect();
+    let mut gathered: Vec<u64> = p
+        .section_instrs(p.section(SectionKind::Steady).unwrap())
+        .iter()
+        .filter_map(|i| match i.op {
+            Op::Collective { id, .. } if i.rule == Rule::MuonGather => {
+                Some(p.collectives[id.index()].bytes.0)
+            }
+            _ => None,
+        })
+        .collect();
+    let mut wanted_sorted = wanted;
+    wanted_sorted.sort_unstable();
+    gathered.sort_unstable();
+    assert_eq!(gathered, wanted_sorted);
+    let states = |x: usize| {
+        let of = p.buffers.iter();
+        of.filter(|b| b.role == Role::OptimizerState && b.holds == Holds::Param(ParamId(x as u32)))
+            .count()
+    };
+    for (i, x) in p.params.iter().enumerate() {
+        let rows = hidden(&x.name, &x.shape);
+        assert_eq!(states(i), if rows { 1 } else { 2 }, "{}", x.name);
     }
 }
 

@@ -14,6 +14,48 @@ pub(in crate::kernels::cuda) struct Types {
     pub(in crate::kernels::cuda) pieces: u32,
 }
 
+/// Generates the kernels that orthogonalize a matrix in bfloat16, except its matmuls:
+///
+/// - `k0(from, part, n)` writes a float64 sum of squares per block;
+/// - `k1(sum, from, x, n)` divides by the norm.
+pub(in crate::kernels::cuda) fn norm_source() -> String {
+    format!(
+        "#define CAP 1\n#define WIDTH 1\n#define CHUNK {MUON_CHUNK}u\n{PREAMBLE}\n{COMMON}
+KERNEL(256) k0(const bf16* from, double* part, u64 n) {{
+  const u64 start = blockIdx.x * (u64)CHUNK, end = start + CHUNK < n ? start + CHUNK : n;
+  double sum = 0.0;
+  for (u64 k = start + threadIdx.x; k < end; k += 256) {{
+    const double v = (double)up(from[k]);
+    sum += v * v;
+  }}
+  sum = block_sum<256>(sum);
+  if (threadIdx.x == 0) part[blockIdx.x] = sum;
+}}
+KERNEL(256) k1(const float* sum, const bf16* from, bf16* x, u64 n) {{
+  const float norm = fmaxf(rounded<bf16>(sqrtf(*sum)), rounded<bf16>(1e-7f));
+  const u64 k = blockIdx.x * 256ull + threadIdx.x;
+  if (k < n) down(__fdiv_rn(up(from[k]), norm), x[k]);
+}}
+"
+    )
+}
+
+/// Generates the kernel `k0(h, weight, x, original, matched, n)`, which updates rows of a matrix
+/// whose weights have this type. The last factors are those of the learning rate by
+/// `muon_adjust_lr`.
+pub(in crate::kernels::cuda) fn rows_source(weight: DType) -> String {
+    format!(
+        "#define CAP 1\n#define WIDTH 1\n#define CHUNK {MUON_CHUNK}u\n{PREAMBLE}\n{COMMON}
+KERNEL(256) k0(const Hyper* h, {weight}* w, const bf16* x, float original, float matched, u64 n) {{
+  const float step = h->lr * (h->muon_rms != 0.0f ? matched : original);
+  const u64 k = blockIdx.x * 256ull + threadIdx.x;
+  if (k < n) down(up(w[k]) - step * up(x[k]), w[k]);
+}}
+",
+        weight = ctype(weight)
+    )
+}
+
 /// Generates the kernels for some types:
 ///
 /// - `k0(all, h, square, grad, distance, factor, momentum, x, part, n)` updates the momentum and
