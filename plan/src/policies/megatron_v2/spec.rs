@@ -87,7 +87,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // Gradients belong to autograd until they are packed.
         adjacency: WeightAdjacency::Weights,
         refuses_muon: Some(SHARDS_ROWS),
-        router_biases: RouterBiases::Fixed,
+        router_biases: RouterBiases::Apart,
         lifecycle: |out| Ok(Box::new(MegatronV2::new(out))),
     },
 };
