@@ -160,26 +160,55 @@ fn every_split_of_a_batch_moves_biases_alike() {
     }
 }
 
-/// Policy `fsdp2` leaves biases to the ranks, and adds up choices after backward: the same biases.
+/// Engines of frameworks leave biases to the ranks, and add up choices after backward: the same
+/// biases and losses.
 #[test]
-fn fsdp2_moves_biases_alike() {
+fn engines_of_frameworks_move_biases_alike() {
+    const FSDP2: &[&str] = &["fsdp.policy=fsdp2"];
+    const MEGATRON: &[&str] = &["fsdp.policy=megatron"];
+    const V2: &[&str] = &["fsdp.policy=megatron_v2"];
+    const PR4435: &[&str] = &["fsdp.policy=megatron_v2", "fsdp.variant=pr4435"];
+    const FULL: &[&str] = &["compile.mode=full"];
+    // All gradients in float32, as in the recorded run.
+    let types = ["precision.main_grads=f32"];
     let run = DEEPSEEK_V3.recorded("router_bias.json");
     let speed = format!("model.router_bias_update_speed={}", run["speed"]);
-    let set = ["model.router_bias=true", &speed, "fsdp.policy=fsdp2"];
-    DEEPSEEK_V3.matches_run(&run, &set, Some(FEW));
+    for engine in [FSDP2, MEGATRON, V2, PR4435, FULL] {
+        let set = [&["model.router_bias=true", &speed], &types[..], engine].concat();
+        DEEPSEEK_V3.matches_run(&run, &set, Some(FEW));
+    }
+
     let all = biases(&scenario(&[]), options(FEW)).1;
-    for split in [
-        &["mesh.dp_shard=2", "train.micro_batch=2"][..],
-        &[
-            "mesh.dp_shard=2",
-            "mesh.dp_outer=2",
-            "train.micro_batch=1",
-            "train.recompute=full",
-        ],
-        &["train.grad_accum=4", "train.micro_batch=1"],
+    let two = &["mesh.dp_shard=2", "train.micro_batch=2"][..];
+    let four = &["mesh.dp_shard=4", "train.micro_batch=1"][..];
+    // Rows for every choice, however routers choose.
+    let worst = "moe.capacity_factor=worst";
+    let divided = &["mesh.dp_shard=2", "train.micro_batch=2", "mesh.ep=2", worst][..];
+    let replicas = &[
+        "mesh.dp_shard=2",
+        "mesh.dp_outer=2",
+        "train.micro_batch=1",
+        "train.recompute=full",
+    ][..];
+    let accumulated = &["train.grad_accum=4", "train.micro_batch=1"][..];
+    let both = &[
+        "mesh.dp_shard=2",
+        "mesh.ep=2",
+        worst,
+        "train.grad_accum=2",
+        "train.micro_batch=1",
+    ][..];
+    for (engine, splits) in [
+        (FSDP2, &[two, divided, replicas, accumulated][..]),
+        (MEGATRON, &[two, four, divided, replicas, accumulated, both]),
+        (V2, &[two, four, replicas, accumulated]),
+        (PR4435, &[two, four, accumulated]),
+        (FULL, &[two, divided, replicas, accumulated]),
     ] {
-        let set = [split, &["fsdp.policy=fsdp2"]].concat();
-        assert_eq!(biases(&scenario(&set), options(FEW)).1, all, "{set:?}");
+        for split in splits {
+            let set = [split, &types[..], engine].concat();
+            assert_eq!(biases(&scenario(&set), options(FEW)).1, all, "{set:?}");
+        }
     }
 }
 

@@ -517,7 +517,7 @@ fn find_model(reader: &mut Reader, rules: &[&Rules], options: &Options) -> Resul
         }
         draft.set(flavor.row, "model.preset", quoted(preset))?;
         if experts::has_experts(draft) {
-            draft.approximates(flavor.row, experts::UPDATED);
+            experts::balanced(draft, flavor.row)?;
         }
         return Ok(());
     }

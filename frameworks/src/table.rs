@@ -178,10 +178,6 @@ pub(crate) enum Fact {
     Experts,
     /// 0: routers have no load-balancing loss.
     Balancing,
-    /// 1: routers choose experts by scores plus a bias.
-    RouterBias,
-    /// 1: each step updates the router biases; 0: the biases stay the same.
-    RouterBiasUpdate,
     /// Dispatcher, in Megatron-LM's words: 0 allgather, 1 alltoall, 2 flex. DeepEP and HybridEP of
     /// other frameworks are 2; 3 writes tokens to the memory of other ranks.
     TokenDispatcher,

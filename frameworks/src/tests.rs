@@ -765,45 +765,69 @@ fn experts_of_megatron_are_read() {
     assert_eq!(setting(&job, "model.aux_loss"), None);
 }
 
-/// Megatron-LM updates biases by 0.001 after each step unless `--moe-router-bias-update-rate` is 0.
+/// Megatron-LM updates biases after each step, by 0.001 unless `--moe-router-bias-update-rate` says
+/// otherwise.
 #[test]
-fn updates_of_router_biases_are_named() {
+fn updates_of_router_biases_are_read() {
     let (bias, rate) = (
         "--moe-router-enable-expert-bias",
         "--moe-router-bias-update-rate",
     );
+    let speed = "model.router_bias_update_speed";
     let experts = "--num-experts 16 --moe-router-topk 4 --moe-router-score-function sigmoid";
     let of = |more: &str| try_text("train.sh", &experts_of_megatron(more), &eight()).unwrap();
-    let lack = |job: &Job, key: &str| {
-        let row = job.rows().iter().find(|r| r.key == key).unwrap();
-        (row.status.lack(), row.why.clone())
-    };
     let biased = |job: &Job| setting(job, "model.router_bias");
+    // Where the speed comes from, and how.
+    let sets = |job: &Job| -> Vec<(Option<String>, Status)> {
+        let rows = job.rows().iter();
+        let rows = rows.filter(|r| r.settings.iter().any(|s| s.key == speed));
+        rows.map(|r| (r.place.as_ref().map(ToString::to_string), r.status))
+            .collect()
+    };
+    let speed_of = |job: &mut Job| {
+        let s = job.scenario(&[]).unwrap();
+        assert!(s.model.options.experts.router_bias);
+        s.model.options.experts.router_bias_update_speed
+    };
 
-    let job = of(&format!("{experts} {bias}"));
-    assert_eq!(biased(&job).as_deref(), Some("true"));
-    let why = lack(&job, bias).1.expect("a reason");
-    assert!(why.contains("not predicted"), "{why}");
+    // The default has no place in the script.
+    let mut job = of(&format!("{experts} {bias}"));
+    assert_eq!(sets(&job), [(None, Status::Assumed)]);
+    assert_eq!(speed_of(&mut job), 0.001);
 
-    let job = of(&format!("{experts} {bias} {rate} 1e-3"));
-    assert_eq!(biased(&job).as_deref(), Some("true"));
-    assert_eq!(lack(&job, bias).1, None);
-    assert_eq!(lack(&job, rate), (Lack::Accuracy, Some(why)));
-
-    let job = of(&format!("{experts} {bias} {rate} 0"));
-    assert_eq!(biased(&job).as_deref(), Some("true"));
-    assert_eq!(lack(&job, bias).1, None);
-    assert_eq!(lack(&job, rate).0, Lack::Nothing);
+    for (given, moves) in [("2e-3", 0.002), ("0", 0.0)] {
+        let mut job = of(&format!("{experts} {bias} \\\n  {rate} {given}"));
+        let [(Some(place), status)] = &sets(&job)[..] else {
+            panic!("{given}: one row")
+        };
+        assert!(place.ends_with("train.sh:2:3"), "{place}");
+        assert_eq!(*status, Status::Used);
+        assert_eq!(speed_of(&mut job), moves);
+    }
 
     // torchtitan's experts have biases that steps update, with any optimizer.
     let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
     let named = "name = \"llama3\"\nflavor = \"8B\"";
-    for (flavor, moves) in [("30B-A3B", true), ("8B", false)] {
-        let other = format!("name = \"qwen3\"\nflavor = \"{flavor}\"");
-        let job = try_text("titan.toml", &text.replace(named, &other), &eight()).unwrap();
-        let why = lack(&job, "model.flavor").1;
-        let said = why.is_some_and(|why| why.contains("not predicted"));
-        assert_eq!(said, moves, "{flavor}");
+    let line = 1 + text.lines().position(|l| l == "flavor = \"8B\"").unwrap();
+    for (name, flavor, moves) in [
+        ("qwen3", "30B-A3B", true),
+        ("deepseek_v3", "671B", true),
+        ("gpt_oss", "20b", true),
+        ("llama4", "17bx16e", true),
+        ("qwen3", "8B", false),
+    ] {
+        let other = format!("name = \"{name}\"\nflavor = \"{flavor}\"");
+        let mut job = try_text("titan.toml", &text.replace(named, &other), &eight()).unwrap();
+        if !moves {
+            assert_eq!((sets(&job), biased(&job)), (Vec::new(), None));
+            continue;
+        }
+        let [(Some(place), status)] = &sets(&job)[..] else {
+            panic!("{flavor}: one row")
+        };
+        assert!(place.ends_with(&format!("titan.toml:{line}:10")), "{place}");
+        assert_eq!(*status, Status::Used);
+        assert_eq!(speed_of(&mut job), 0.001, "{flavor}");
     }
 
     // Without biases, or without experts, the rate has no effect.
@@ -811,8 +835,9 @@ fn updates_of_router_biases_are_named() {
         of(&format!("{experts} {rate} 1e-3")),
         of(&format!("{bias} {rate} 1e-3")),
     ] {
-        assert_eq!(biased(&job), None);
-        assert_eq!(lack(&job, rate).0, Lack::Nothing);
+        assert_eq!((sets(&job), biased(&job)), (Vec::new(), None));
+        let row = job.rows().iter().find(|r| r.key == rate).unwrap();
+        assert_eq!(row.status.lack(), Lack::Nothing);
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) mod optimizer;
 pub(crate) mod reduction;
 mod skipped;
 pub(crate) mod streams;
+pub(crate) mod unmanaged;
 mod uses;
 pub(crate) mod walk;
 pub(crate) mod weight_gradients;
@@ -167,8 +168,6 @@ pub(crate) enum MuonMatrices {
 /// How the steps of a schedule move the biases of routers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouterBiases {
-    /// Not at all.
-    Fixed,
     /// Counts of choices are reduced like gradients, unit by unit.
     LikeGradients,
     /// Biases are buffers that the engine does not manage. One collective at the end of backward

@@ -10,11 +10,15 @@ use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
 const ROUTER: &str = "model.router";
+const BIAS: &str = "model.router_bias";
+const SPEED: &str = "model.router_bias_update_speed";
+/// Default speed of Megatron-LM and torchtitan.
+const RATE: &str = "0.001";
 /// Families whose feed-forward layers can be replaced by experts.
 const FAMILIES: [&str; 2] = ["llama", "decoder"];
 
 /// Keys of `[model]` that only MoE models have.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "model.experts",
     "model.top_k",
     "model.expert_ffn",
@@ -27,7 +31,8 @@ const KEYS: [&str; 15] = [
     "model.router_groups",
     "model.router_group_top_k",
     "model.route_scale",
-    "model.router_bias",
+    BIAS,
+    SPEED,
     "model.aux_loss",
     "model.z_loss",
 ];
@@ -46,32 +51,26 @@ pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Decides whether steps update the router biases. Megatron-LM does so after each step
 /// (`get_updated_expert_bias`), by 0.001 unless `--moe-router-bias-update-rate` is given.
 fn router_bias(draft: &mut Draft) {
-    let rate = draft.fact(Fact::RouterBiasUpdate);
-    let enabled = draft.fact(Fact::RouterBias);
-    match (enabled, rate) {
-        _ if draft.value("model.router_bias").is_none() => {
-            if let Some(rate) = rate {
-                let why = "without --moe-router-enable-expert-bias and experts";
-                draft.none(rate.row, Lack::Nothing, why);
-            }
-        }
-        (_, Some(rate)) if rate.value == 0 => {
-            draft.none(
-                rate.row,
-                Lack::Nothing,
-                "biases of routers stay as they are",
-            );
-        }
-        (_, Some(rate)) => draft.none(rate.row, Lack::Accuracy, UPDATED),
-        (Some(enabled), None) => draft.approximates(enabled.row, UPDATED),
-        (None, None) => {}
+    if draft.value(BIAS).is_none() {
+        let why = "without --moe-router-enable-expert-bias and experts";
+        draft.unset(SPEED, Lack::Nothing, why);
+    } else if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
+        let why = "updates of router biases next to adapters are not modeled";
+        draft.unset(SPEED, Lack::Accuracy, why);
+    } else {
+        draft.assume(SPEED, RATE, "without --moe-router-bias-update-rate");
     }
 }
 
-/// What predictions leave out if steps update the router biases. Megatron-LM's steps may, and those
-/// of torchtitan's flavors do (`load_balance_coeff` of `MoEArgs` is 0.001). Not every policy that a
-/// job may have supports `model.router_bias_update_speed`, so it is not set.
-pub(super) const UPDATED: &str = "the all-reduce and the kernels that update biases of routers after each step are not predicted";
+/// Sets the biases of the routers of torchtitan's flavors, which each step updates
+/// (`load_balance_coeff` of `MoEArgs` is 0.001). `row` names the flavor.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn balanced(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
+    draft.set(row, BIAS, "true".to_owned())?;
+    draft.set(row, SPEED, RATE.to_owned())
+}
 
 /// Builds the MoE model, without considering updates of biases.
 fn make(draft: &mut Draft) -> Result<(), ConfigError> {

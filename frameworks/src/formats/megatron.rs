@@ -279,14 +279,12 @@ const KEYS: &[Key] = &[
     integer("moe-router-group-topk", "model.router_group_top_k"),
     number("moe-router-topk-scaling-factor", "model.route_scale"),
     with("moe-router-enable-expert-bias", |node| {
-        let on = Effect::Set("model.router_bias", "true".to_owned());
-        let given = Effect::Fact(Fact::RouterBias, 1);
-        if_true(node, Effect::All(vec![on, given]))
+        if_true(node, Effect::Set("model.router_bias", "true".to_owned()))
     }),
-    with("moe-router-bias-update-rate", |node| {
-        let moves = node.number()? != 0.0;
-        Ok(Effect::Fact(Fact::RouterBiasUpdate, moves.into()))
-    }),
+    number(
+        "moe-router-bias-update-rate",
+        "model.router_bias_update_speed",
+    ),
     with("moe-router-force-load-balancing", forced_routing),
     number("moe-aux-loss-coeff", "model.aux_loss"),
     number("moe-z-loss-coeff", "model.z_loss"),

@@ -196,8 +196,6 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks that all ranks have passed a barrier since this rank last used the memory that others
-    /// write to.
     /// Checks that the host knows the numbers of rows when it launches their exchange, and that no
     /// replay repeats them.
     fn counts(&mut self, work: &Work, sent: SentRows) {
@@ -224,6 +222,8 @@ impl Walk<'_> {
         }
     }
 
+    /// Checks that all ranks have passed a barrier since this rank last used the memory that others
+    /// write to.
     fn windows(&mut self, work: &Work, c: &Collective) {
         let passed = self.barriers[c.comm.index()];
         for window in c.parts.iter().map(|part| part.output) {

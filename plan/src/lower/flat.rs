@@ -269,7 +269,8 @@ impl Flat {
         state.main = main
             .zip(main_role)
             .map(|(m, (role, holds))| out.persistent(role, own * m.size(), m, group.unit, holds));
-        if group.requires_grad {
+        // Gradients of parameters that the engine does not manage are not in flat buffers.
+        if group.requires_grad && !group.ignored {
             let kept = if placements::grad_sharded(sharded.strategy) {
                 shard
             } else {
@@ -481,6 +482,17 @@ impl Flat {
                 offset: 0,
                 element,
             },
+        }
+    }
+
+    /// Returns the range of the full weight of a parameter.
+    pub(crate) fn whole_weight(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Access {
+        let at = self.weight(inputs, p);
+        Access {
+            buffer: at.buffer,
+            offset: at.offset,
+            bytes: inputs.tape.params[p.index()].numel() * at.element,
+            per_rank: None,
         }
     }
 

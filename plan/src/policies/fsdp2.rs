@@ -17,7 +17,6 @@ mod gather;
 mod ignored;
 mod offload;
 mod reduce;
-mod router_biases;
 mod spec;
 mod tables;
 
@@ -36,6 +35,7 @@ use crate::lower::inputs::LoweringInputs;
 use crate::lower::muon::RowGather;
 use crate::lower::optimizer::{OptimizerItem, ShardState, moments, rule, rule_of_param};
 use crate::lower::streams::CommStreams;
+use crate::lower::unmanaged::{Unmanaged, router_biases};
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
 use crate::shard::{Layout, PerParamItem, PerParamLayout};
@@ -109,9 +109,7 @@ pub(crate) struct Fsdp2 {
     /// Unsharded gradients, and their sums over micro-batches without a reduction.
     grads: AutogradGrads,
     /// Gradients of parameters that the policy does not manage.
-    ignored: AutogradGrads,
-    /// Communicator of all data-parallel ranks, if they count choices of experts.
-    over_data: Option<CommId>,
+    ignored: Unmanaged,
     /// Whether one backward covers all micro-batches; see Note [Joint backward].
     joint: bool,
     /// Whether each unit has a hook after its backward.
@@ -152,7 +150,7 @@ impl Fsdp2 {
             sub.flatten()
         });
         let subs = units.collect();
-        let over_data = router_biases::communicator(out, &comms);
+        let over_data = router_biases::communicator_of_mesh(out, &comms);
         let groups = out
             .inputs
             .group_ids()
@@ -177,8 +175,7 @@ impl Fsdp2 {
             held: None,
             pending: VecDeque::new(),
             grads: AutogradGrads::new(out.inputs.tape.params.len(), sums),
-            ignored: AutogradGrads::at_rest(out.inputs.tape.params.len()),
-            over_data,
+            ignored: Unmanaged::new(out.inputs, over_data),
             joint,
             hooked: out.inputs.units_after_trained(),
             backward: false,
@@ -327,8 +324,8 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
-        if Self::ignores(out, p) {
-            self.accumulate_ignored(out, p);
+        if Unmanaged::has(out.inputs, p) {
+            self.ignored.accumulate(out, p);
         } else {
             self.grads.accumulate_alike(out, p);
         }
@@ -405,7 +402,7 @@ impl Lifecycle for Fsdp2 {
         }
         if self.last {
             self.scale_ignored(out);
-            self.add_up_choices(out);
+            self.ignored.add_up_choices(out);
         }
     }
 
@@ -425,7 +422,7 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        match Self::ignores(out, p) {
+        match Unmanaged::has(out.inputs, p) {
             true => self.ignored.location(out, p),
             false => self.grads.location(out, p),
         }
@@ -462,7 +459,7 @@ impl Lifecycle for Fsdp2 {
                 out.b.free(Rule::ZeroGrad, id);
             }
             out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
-            self.free_ignored(out, g);
+            self.ignored.free(out, g);
         }
         self.refresh_float8(out);
     }

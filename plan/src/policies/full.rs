@@ -29,6 +29,7 @@ use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, Role, UnitId
 use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments, rule};
 use crate::lower::streams::CommStreams;
+use crate::lower::unmanaged::{Unmanaged, router_biases};
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{Phase, Rule};
 use crate::shard::Layout;
@@ -41,6 +42,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug)]
 struct ParamState {
     shard: BufferId,
+    /// The shard itself if the graph does not gather the parameter.
     full: BufferId,
     grad: BufferId,
     reduced: BufferId,
@@ -70,6 +72,8 @@ pub(crate) struct Full {
     comms: Comms,
     streams: CommStreams,
     params: Vec<ParamState>,
+    /// Counts of choices that move the biases of routers, which are buffers.
+    choices: Unmanaged,
     /// Gathers of forward, backward and validation.
     directions: [Direction; 3],
     reductions: Vec<Bucket>,
@@ -99,6 +103,7 @@ impl Full {
         let sharded = out.inputs.ranks() > 1;
         let streams = CommStreams::new(out, sharded, -1, 0);
         let comms = out.communicators(separate);
+        let over_data = router_biases::communicator_of_mesh(out, &comms);
         let params = (0..out.inputs.tape.params.len() as u32)
             .map(|p| param_state(out, ParamId(p)))
             .collect();
@@ -112,6 +117,7 @@ impl Full {
             comms,
             streams,
             params,
+            choices: Unmanaged::new(out.inputs, over_data),
             gather_buffers: directions
                 .iter()
                 .map(|d| vec![None; d.buckets.len()])
@@ -144,7 +150,7 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
     let (g, i) = out.inputs.home[p.index()];
     let group = out.inputs.group(g).clone();
     let holds = Holds::Param(p);
-    let (stored, w) = (out.inputs.types.stored(), out.inputs.types.compute);
+    let (stored, w) = (out.inputs.types.stored(), out.inputs.graph_type_of(p));
     let (shard_numel, local_numel) = match &group.layout {
         Layout::PerParam(l) => (
             l.items[i as usize].shard_numel,
@@ -154,7 +160,10 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
     };
     let padded = shard_numel * u64::from(out.inputs.inner(g));
     let numel = out.inputs.tape.params[p.index()].numel();
-    let kept = out.inputs.types.shard(&out.inputs.tape.params[p.index()]);
+    let kept = match group.ignored {
+        true => w,
+        false => out.inputs.types.shard(&out.inputs.tape.params[p.index()]),
+    };
     let shard = out.persistent(
         Role::MainWeight,
         shard_numel * kept.size(),
@@ -176,7 +185,10 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
     let mut transient = |role, bytes, dtype| out.full_size(role, bytes, dtype, group.unit, holds);
     ParamState {
         shard,
-        full: transient(Role::FullWeight, padded * w.size(), w),
+        full: match group.ignored {
+            true => shard,
+            false => transient(Role::FullWeight, padded * w.size(), w),
+        },
         grad: transient(Role::FullGrad, numel * w.size(), w),
         reduced: transient(Role::MainGrad, shard_numel * stored.size(), stored),
         moments,
@@ -242,6 +254,9 @@ impl Lifecycle for Full {
     }
 
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        if Unmanaged::has(out.inputs, p) {
+            return self.choices.accumulate(out, p);
+        }
         let Some(b) = self.reduction_of[p.index()] else {
             return;
         };
@@ -254,6 +269,9 @@ impl Lifecycle for Full {
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
         self.release_reductions(out, 0, Rule::FinalFence);
         self.free_all(out);
+        if self.last {
+            self.choices.add_up_choices(out);
+        }
     }
 
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
@@ -261,11 +279,14 @@ impl Lifecycle for Full {
         Location {
             buffer: self.params[p.index()].full,
             offset: 0,
-            element: out.inputs.types.compute.size(),
+            element: out.inputs.graph_type_of(p).size(),
         }
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        if Unmanaged::has(out.inputs, p) {
+            return self.choices.location(out, p);
+        }
         let buffer = self.params[p.index()].grad;
         if !std::mem::replace(&mut self.grad_live[p.index()], true) {
             out.b.alloc(Rule::Grad, buffer);
@@ -281,7 +302,8 @@ impl Lifecycle for Full {
         let element = out.inputs.types.stored().size();
         let mut states: Vec<ShardState> = Vec::new();
         for (i, p) in self.params.iter().enumerate() {
-            if !out.inputs.tape.params[i].requires_grad || p.local_numel == 0 {
+            let managed = !Unmanaged::has(out.inputs, ParamId(i as u32));
+            if !out.inputs.tape.params[i].requires_grad || p.local_numel == 0 || !managed {
                 continue;
             }
             let bytes = p.local_numel * element;
@@ -317,16 +339,19 @@ impl Lifecycle for Full {
                 }),
             }
         }
-        states
+        self.choices
+            .states_with(out, states, |p| out.b.whole(self.params[p.index()].shard))
     }
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         for (i, p) in self.params.iter().enumerate() {
-            if out.inputs.tape.params[i].requires_grad {
+            let managed = !Unmanaged::has(out.inputs, ParamId(i as u32));
+            if out.inputs.tape.params[i].requires_grad && managed {
                 out.b.at(p.unit, Phase::Optimizer);
                 out.b.free(Rule::ZeroGrad, p.reduced);
             }
         }
+        self.choices.free_choices(out);
     }
 }
 

@@ -26,6 +26,7 @@ use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::ShardState;
 use crate::lower::reduction;
 use crate::lower::streams::CommStreams;
+use crate::lower::unmanaged::{Unmanaged, router_biases};
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule};
 use smallvec::SmallVec;
@@ -55,6 +56,8 @@ pub(crate) struct Megatron {
     /// Root buckets keep their storage between steps once it is allocated.
     preserved: Vec<[bool; 2]>,
     grads: AutogradGrads,
+    /// Counts of choices that move the biases of routers, which are buffers.
+    choices: Unmanaged,
     /// Full buckets that collect gradients, by group.
     filling: Vec<Option<BufferId>>,
     /// Number of gradients of this backward that have been handled, by group.
@@ -95,10 +98,11 @@ impl Megatron {
             // on 4 H200.
             out.communicator("mesh", AxisSet::DATA, false);
         }
+        let over_data = router_biases::own_communicator(out);
         let flat = Flat::new(out, comms, streams, true);
         let mut buckets = out.inputs.forward_order.clone();
         buckets.sort_by_key(|u| {
-            let groups = &out.inputs.unit(*u).groups;
+            let groups = out.inputs.groups_of(*u);
             // The root's own parameters form the last bucket, because units are matched before the
             // rest.
             (
@@ -119,6 +123,7 @@ impl Megatron {
             held: vec![[false; 2]; out.inputs.groups.len()],
             preserved: vec![[false; 2]; out.inputs.groups.len()],
             grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
+            choices: Unmanaged::new(out.inputs, over_data),
             filling: vec![None; out.inputs.groups.len()],
             ready: vec![0; out.inputs.groups.len()],
             queue: VecDeque::new(),
@@ -525,11 +530,8 @@ fn suggested_size(inputs: &LoweringInputs<'_>) -> u64 {
         .filter(|u| !is_resident(inputs, **u));
     // Counts parameters, without padding.
     let numel = |u: &UnitId| -> u64 {
-        let params = inputs
-            .unit(*u)
-            .groups
-            .iter()
-            .flat_map(|g| &inputs.group(*g).params);
+        let groups = inputs.groups_of(*u).into_iter();
+        let params = groups.flat_map(|g| &inputs.group(g).params);
         params.map(|p| inputs.tape.params[p.index()].numel()).sum()
     };
     let (count, total) = units.fold((0, 0), |(n, sum), u| (n + 1, sum + numel(u)));
@@ -617,6 +619,9 @@ impl Lifecycle for Megatron {
         if !out.inputs.group(g).requires_grad {
             return;
         }
+        if Unmanaged::has(out.inputs, p) {
+            return self.choices.accumulate(out, p);
+        }
         if self.joint {
             self.grads.accumulate(out, p);
             if !self.last {
@@ -656,6 +661,9 @@ impl Lifecycle for Megatron {
             out.b
                 .join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
         }
+        if self.last {
+            self.choices.add_up_choices(out);
+        }
     }
 
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
@@ -671,7 +679,10 @@ impl Lifecycle for Megatron {
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        self.grads.location(out, p)
+        match Unmanaged::has(out.inputs, p) {
+            true => self.choices.location(out, p),
+            false => self.grads.location(out, p),
+        }
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
@@ -679,18 +690,19 @@ impl Lifecycle for Megatron {
         let mut states = self.flat.optimizer_state(out, groups.iter().copied());
         let types = out.inputs.types;
         let decoupled = out.inputs.scenario.fsdp.decoupled_gradients;
-        let Some(main) = types.main.filter(|m| *m != types.grads && !decoupled) else {
-            return states;
-        };
-        // `update_main_grads`: the optimizer sees gradients in the main dtype.
-        self.casts.cast(out, main, &groups, &mut states);
-        states
+        if let Some(main) = types.main.filter(|m| *m != types.grads && !decoupled) {
+            // `update_main_grads`: the optimizer sees gradients in the main dtype.
+            self.casts.cast(out, main, &groups, &mut states);
+        }
+        self.choices
+            .states_with(out, states, |p| self.flat.whole_weight(out.inputs, p))
     }
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         self.flat.refresh(out, COMPUTE);
         self.quantize_weights(out);
         self.casts.free(out);
+        self.choices.free_choices(out);
         // `zero_grad_buffer` zeroes all persistent gradients at once.
         let grads: Vec<Access> = out
             .inputs

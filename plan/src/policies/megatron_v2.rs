@@ -28,6 +28,7 @@ use crate::lower::flat::{Flat, GradCasts};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
+use crate::lower::unmanaged::{Unmanaged, router_biases};
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{Phase, Rule, StreamKind};
 use order::Orders;
@@ -67,6 +68,8 @@ pub(crate) struct MegatronV2 {
     gathered: Vec<Option<EventId>>,
     full: Vec<bool>,
     grads: AutogradGrads,
+    /// Counts of choices that move the biases of routers, which are buffers.
+    choices: Unmanaged,
     /// Inputs of reductions, by group.
     packed: Vec<Option<BufferId>>,
     /// Copies of shards for the average over replicas, by group.
@@ -88,6 +91,7 @@ impl MegatronV2 {
     pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
         let streams = streams(out);
         let comms = out.communicators(false);
+        let over_data = router_biases::own_communicator(out);
         let flat = Flat::new(out, comms, streams, false);
         let (units, groups) = (out.inputs.units.len(), out.inputs.groups.len());
         let modules = &out.inputs.tape.modules;
@@ -98,6 +102,7 @@ impl MegatronV2 {
             gathered: vec![None; units],
             full: vec![false; units],
             grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
+            choices: Unmanaged::new(out.inputs, over_data),
             packed: vec![None; groups],
             copies: vec![None; groups],
             pending: order::pending(out.inputs),
@@ -275,6 +280,9 @@ impl Lifecycle for MegatronV2 {
 
     /// The hook after the accumulation of a parameter's gradient.
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        if Unmanaged::has(out.inputs, p) {
+            return self.choices.accumulate(out, p);
+        }
         let (g, _) = out.inputs.home[p.index()];
         if out.inputs.group(g).requires_grad {
             let unit = out.inputs.group(g).unit;
@@ -300,6 +308,9 @@ impl Lifecycle for MegatronV2 {
         }
         out.b
             .join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
+        if self.last {
+            self.choices.add_up_choices(out);
+        }
     }
 
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
@@ -307,7 +318,10 @@ impl Lifecycle for MegatronV2 {
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        self.grads.location(out, p)
+        match Unmanaged::has(out.inputs, p) {
+            true => self.choices.location(out, p),
+            false => self.grads.location(out, p),
+        }
     }
 
     /// Casts gradients for the optimizer (`step_pre_hook`). The source clips before the cast; here,
@@ -323,11 +337,13 @@ impl Lifecycle for MegatronV2 {
             out.b.host(Rule::Optimizer, HostWorkKind::HookParam, count);
             self.casts.cast(out, stored, &groups, &mut states);
         }
-        states
+        self.choices
+            .states_with(out, states, |p| self.flat.whole_weight(out.inputs, p))
     }
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         self.casts.free(out);
+        self.choices.free_choices(out);
         // `step_post_hook`, for groups with parameters in the optimizer.
         for g in out.inputs.group_ids() {
             if out.inputs.group(g).requires_grad {

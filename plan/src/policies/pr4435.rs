@@ -34,6 +34,7 @@ use crate::lower::flat::{Flat, GradCasts, ReduceTo, fill_padding};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
+use crate::lower::unmanaged::{Unmanaged, router_biases};
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
 
@@ -53,6 +54,8 @@ pub(crate) struct Pr4435 {
     /// Events of full units' gathers (`unshard_done_events`), by unit.
     gathered: Vec<Option<EventId>>,
     grads: AutogradGrads,
+    /// Counts of choices that move the biases of routers, which are buffers.
+    choices: Unmanaged,
     /// Reductions by unit (`reduce_grad_buckets`).
     reducing: Vec<Vec<Reducing>>,
     /// Units whose backward has finished (`backward_done_modules`).
@@ -77,6 +80,7 @@ impl Pr4435 {
     pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
         let streams = streams(out);
         let comms = out.communicators(false);
+        let over_data = router_biases::own_communicator(out);
         let flat = Flat::new(out, comms, streams, false);
         let (units, groups) = (out.inputs.units.len(), out.inputs.groups.len());
         let mut modules = out.inputs.tape.modules.iter();
@@ -88,6 +92,7 @@ impl Pr4435 {
             full: vec![false; units],
             gathered: vec![None; units],
             grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
+            choices: Unmanaged::new(out.inputs, over_data),
             reducing: vec![Vec::new(); units],
             done: vec![false; units],
             issued: vec![false; units],
@@ -356,7 +361,11 @@ impl Lifecycle for Pr4435 {
         }
     }
 
-    fn grad_ready(&mut self, _out: &mut Emitter<'_>, _p: ParamId) {}
+    fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        if Unmanaged::has(out.inputs, p) {
+            self.choices.accumulate(out, p);
+        }
+    }
 
     fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if self.hooked[unit.index()] {
@@ -388,6 +397,7 @@ impl Lifecycle for Pr4435 {
             // `stop_communication`, before the optimizer.
             out.b
                 .join(Rule::FinalFence, self.flat.streams.gather, COMPUTE);
+            self.choices.add_up_choices(out);
         }
     }
 
@@ -396,7 +406,10 @@ impl Lifecycle for Pr4435 {
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        self.grads.location(out, p)
+        match Unmanaged::has(out.inputs, p) {
+            true => self.choices.location(out, p),
+            false => self.grads.location(out, p),
+        }
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
@@ -405,7 +418,9 @@ impl Lifecycle for Pr4435 {
             let cast = self.states[g.index()].take().map(|s| vec![s]);
             cast.unwrap_or_else(|| self.flat.optimizer_state(out, std::iter::once(g)))
         };
-        groups.into_iter().flat_map(state).collect()
+        let states = groups.into_iter().flat_map(state).collect();
+        self.choices
+            .states_with(out, states, |p| self.flat.whole_weight(out.inputs, p))
     }
 
     /// Copies main weights to the model's weights, and zeroes the gradient shards.
@@ -416,6 +431,7 @@ impl Lifecycle for Pr4435 {
             }
         }
         self.casts.free(out);
+        self.choices.free_choices(out);
         for g in out.inputs.group_ids() {
             let Some(grad) = self.flat.state(g).grad else {
                 continue;

@@ -243,9 +243,9 @@ fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
 /// Describes the contents of a parameter group, without its number and name.
 fn group_text(program: &Program, group: &Group) -> String {
     let kind = match &group.layout {
+        _ if group.ignored => "not managed".to_owned(),
         Layout::Flat(l) if l.atomic == Atomic::Tensor => "flat, whole parameters".to_owned(),
         Layout::Flat(l) => format!("flat, rows of {}", count(l.chunk_factor)),
-        Layout::PerParam(_) if group.ignored => "not managed".to_owned(),
         Layout::PerParam(_) => "per parameter".to_owned(),
     };
     let payload: u64 = group

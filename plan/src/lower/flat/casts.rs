@@ -28,8 +28,8 @@ impl GradCasts {
         }
     }
 
-    /// Casts the gradients of `states`, which are one per trained group in this order, to `dtype`,
-    /// and makes the states refer to the casts.
+    /// Casts the gradients of `states`, which are one per trained group with flat gradients in
+    /// this order, to `dtype`, and makes the states refer to the casts.
     pub(crate) fn cast(
         &mut self,
         out: &mut Emitter<'_>,
@@ -39,7 +39,7 @@ impl GradCasts {
     ) {
         let trained = groups
             .iter()
-            .filter(|g| out.inputs.group(**g).requires_grad);
+            .filter(|g| out.inputs.group(**g).requires_grad && !out.inputs.group(**g).ignored);
         let trained: Vec<GroupId> = trained.copied().collect();
         for (state, g) in states.iter_mut().zip(trained) {
             let made = &mut self.made[g.index()];

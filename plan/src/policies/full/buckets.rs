@@ -3,6 +3,7 @@
 use crate::compile::tape::TapeOp;
 use crate::ir::{AxisId, ParamId, Source};
 use crate::lower::inputs::LoweringInputs;
+use crate::lower::unmanaged::Unmanaged;
 use crate::shard::Layout;
 
 /// Parameters gathered, or gradients reduced, by one collective.
@@ -60,6 +61,9 @@ pub(super) fn direction(inputs: &LoweringInputs<'_>, ops: &[TapeOp], cap: u64) -
         };
         for o in &inputs.tape.operands[reads as usize..end as usize] {
             let Source::Param(p) = o.source else { continue };
+            if Unmanaged::has(inputs, p) {
+                continue;
+            }
             last[p.index()] = Some(at as u32);
             if out.of[p.index()].is_none() {
                 let buckets = push(&mut out.buckets, inputs, p, cap);
@@ -91,6 +95,9 @@ pub(super) fn reductions(inputs: &LoweringInputs<'_>, cap: u64) -> (Vec<Bucket>,
     let mut of = vec![None; inputs.tape.params.len()];
     for op in &inputs.tape.backward {
         let TapeOp::GradReady(p) = *op else { continue };
+        if Unmanaged::has(inputs, p) {
+            continue;
+        }
         of[p.index()] = Some(push(&mut buckets, inputs, p, cap) - 1);
     }
     (buckets, of)

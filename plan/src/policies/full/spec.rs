@@ -17,7 +17,7 @@ pub(crate) const LOWERING: Lowering = Lowering {
     places_merged_weights: false,
     adjacency: WeightAdjacency::None,
     muon: MuonMatrices::Refused(SHARDS_ROWS),
-    router_biases: RouterBiases::Fixed,
+    router_biases: RouterBiases::Apart,
     lifecycle: |out| {
         fsdp2::supports(out.inputs)?;
         Ok(Box::new(Full::new(out)))

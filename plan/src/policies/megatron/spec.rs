@@ -82,7 +82,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // Gradients belong to autograd until they are copied into the bucket.
         adjacency: WeightAdjacency::Weights,
         muon: MuonMatrices::Refused(SHARDS_ROWS),
-        router_biases: RouterBiases::Fixed,
+        router_biases: RouterBiases::Apart,
         lifecycle: |out| Ok(Box::new(Megatron::new(out))),
     },
 };

@@ -10,7 +10,9 @@ use crate::config::pattern::matches;
 use crate::ir::{BufferId, DType, GroupId, Holds, ParamId, Role, UnitId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
+use crate::lower::unmanaged::Unmanaged;
 use crate::program::{Phase, Rule};
+use std::collections::BTreeMap;
 
 /// Maximum size of the float32 parameters, in bytes, for a model built on the device. Larger models
 /// do not fit next to their casts, so users build them in host memory.
@@ -49,19 +51,30 @@ impl MegatronV2 {
             return;
         }
         out.b.at(UnitId(0), Phase::Init);
+        // Biases of routers are buffers, which `fully_shard` leaves as they are.
+        for g in out.inputs.group_ids() {
+            if out.inputs.group(g).ignored {
+                let state = self.flat.state(g);
+                for id in state.weight.iter().chain(&state.params) {
+                    out.b.alloc(Rule::State, *id);
+                }
+            }
+        }
         let params: Vec<ParamId> = (0..out.inputs.tape.params.len() as u32)
             .map(ParamId)
+            .filter(|p| !Unmanaged::has(out.inputs, *p))
             .collect();
-        let mut model: Vec<BufferId> = params
+        let mut model: BTreeMap<ParamId, BufferId> = params
             .iter()
-            .map(|p| alloc_param(out, *p, DType::F32))
+            .map(|p| (*p, alloc_param(out, *p, DType::F32)))
             .collect();
         let compute = out.inputs.types.compute;
         if compute != DType::F32 {
             for p in params {
                 let cast = alloc_param(out, p, compute);
-                let whole = std::mem::replace(&mut model[p.index()], cast);
-                out.b.free(Rule::State, whole);
+                if let Some(whole) = model.insert(p, cast) {
+                    out.b.free(Rule::State, whole);
+                }
             }
         }
         for unit in call_order(out.inputs) {
@@ -73,7 +86,7 @@ impl MegatronV2 {
     }
 
     /// Emits the construction of a `FsdpParameterGroup`.
-    fn shard(&self, out: &mut Emitter<'_>, g: GroupId, model: &[BufferId]) {
+    fn shard(&self, out: &mut Emitter<'_>, g: GroupId, model: &BTreeMap<ParamId, BufferId>) {
         let params = out.inputs.group(g).params.clone();
         let types = out.inputs.types;
         let state = self.flat.state(g).clone();
@@ -107,7 +120,7 @@ impl MegatronV2 {
             out.b.alloc(Rule::State, grad.buffer);
         }
         for p in params {
-            out.b.free(Rule::State, model[p.index()]);
+            out.b.free(Rule::State, model[&p]);
         }
         out.b.free(Rule::State, gathered);
     }

@@ -58,7 +58,8 @@ impl Orders {
 /// Returns what each unit needs in a backward, by unit.
 pub(super) fn pending(inputs: &LoweringInputs<'_>) -> Vec<Pending> {
     let mut pending = vec![Pending::default(); inputs.units.len()];
-    for group in inputs.groups.iter().filter(|g| g.requires_grad) {
+    let managed = inputs.groups.iter().filter(|g| !g.ignored);
+    for group in managed.filter(|g| g.requires_grad) {
         pending[group.unit.index()].trained += group.params.len();
     }
     for (at, op) in inputs.tape.backward.iter().enumerate() {
@@ -68,6 +69,9 @@ pub(super) fn pending(inputs: &LoweringInputs<'_>) -> Vec<Pending> {
         for o in &inputs.tape.operands[reads as usize..writes as usize] {
             if let Source::Param(p) = o.source {
                 let (g, _) = inputs.home[p.index()];
+                if inputs.group(g).ignored {
+                    continue;
+                }
                 pending[inputs.group(g).unit.index()].last_read = Some(at as u32);
             }
         }

@@ -81,7 +81,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // Gradients belong to autograd until they are staged.
         adjacency: WeightAdjacency::Weights,
         muon: MuonMatrices::Refused(SHARDS_ROWS),
-        router_biases: RouterBiases::Fixed,
+        router_biases: RouterBiases::Apart,
         lifecycle: |out| Ok(Box::new(Pr4435::new(out))),
     },
 };

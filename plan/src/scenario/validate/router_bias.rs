@@ -2,9 +2,7 @@
 
 use super::{Checked, cannot};
 use crate::config::Scenario;
-use crate::lower::RouterBiases;
 use crate::models;
-use crate::policies;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -13,12 +11,6 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     }
     let refuse = |keys: &[Key], why| cannot(d, Key::RouterBiasUpdateSpeed, keys, why, "0.0");
-    if policies::lowering(s).router_biases == RouterBiases::Fixed {
-        let why = "is built for policies native and fsdp2 outside compile mode full: Megatron-LM \
-                   updates biases in `finalize_model_grads`, which the other policies do not predict";
-        let error = refuse(&[Key::Policy, Key::Mode], why);
-        return Err(error.with_help("set fsdp.policy = \"native\", and another compile mode"));
-    }
     let tree = models::declare(s, s.model.layers).tree;
     let mut moved = tree
         .params

@@ -203,6 +203,59 @@ fn a_graph_that_contains_the_wait_for_counts() {
     }
 }
 
+/// A graph that begins before an exchange of counted rows, instead of after it.
+#[test]
+fn graphs_that_contain_an_exchange_of_counted_rows() {
+    for policy in [NATIVE, MEGATRON] {
+        let p = scopes(PARTS, policy, &["mesh.ep=2", "moe.dispatcher=all_to_all"]);
+        passes(&check(&p), "unchanged");
+        let exchanges = find(&p, |i| match i.op {
+            Op::Collective { id, .. } => {
+                let sent = p.collectives[id.index()].sent;
+                sent.is_some_and(|sent| matches!(sent.of, SelectedRows::Counted(_)))
+            }
+            _ => false,
+        });
+        // Tokens and results of two layers, and their gradients.
+        assert!(exchanges.len() >= 2 * 2 * 2, "{policy:?}");
+        for exchange in exchanges {
+            let mut q = p.clone();
+            let begins = |i: &u32| matches!(q.instrs[*i as usize].op, Op::GraphBegin(_));
+            let begin = (exchange.0..).find(begins).expect("a graph after it");
+            q.instrs[exchange.index()..=begin as usize].rotate_right(1);
+            let r = check(&q);
+            let inside = InstrId(exchange.0 + 1);
+            let found = r.of(RuleId::HostCounts).find(|v| v.instr == Some(inside));
+            let v = found.unwrap_or_else(|| panic!("{policy:?}: not found\n{r}"));
+            assert_eq!(v.other, Some(exchange), "{v:?}");
+            assert!(
+                v.message.contains("as many rows as the first pass"),
+                "{v:?}"
+            );
+        }
+    }
+}
+
+/// Counts of choices that move biases of routers are in no graph that a replay would repeat with
+/// other addresses.
+#[test]
+fn captured_routers_with_biases_that_steps_move_pass() {
+    let moved = [
+        "model.router_bias=true",
+        "model.router_bias_update_speed=0.001",
+    ];
+    for policy in [NATIVE, MEGATRON] {
+        for set in [
+            &["mesh.ep=1"][..],
+            &["mesh.ep=2", "moe.dispatcher=all_to_all"],
+            &["mesh.ep=2", "moe.dispatcher=deepep", "train.grad_accum=2"],
+        ] {
+            let p = scopes(PARTS, policy, &[&moved, set].concat());
+            passes(&check(&p), &format!("{policy:?} {set:?}"));
+        }
+    }
+}
+
 /// Counts the steady host waits of a rule, outside of graphs and inside.
 fn host_waits(p: &Program, rule: Rule) -> [usize; 2] {
     let (mut open, mut counts) = (false, [0; 2]);

@@ -134,51 +134,153 @@ fn steps_that_move_biases_pass() {
     }
 }
 
-/// Under `fsdp2`, biases are buffers that no unit manages: one all-reduce for all layers, after
-/// backward.
+/// Runs that every policy has.
+const COMMON: [&[&str]; 8] = [
+    &[],
+    &["train.grad_accum=2"],
+    &["train.recompute=full", "train.grad_accum=2"],
+    &["mesh.dp_shard=1"],
+    &["train.clip_norm=1"],
+    &["fsdp.units=root"],
+    &["fsdp.frozen=[\"layers.1.mlp\"]"],
+    &["train.validate_every=2"],
+];
+
+/// Engines of frameworks leave biases to the model, as buffers: one all-reduce for all layers,
+/// after all reductions of gradients.
 #[test]
-fn biases_of_fsdp2_are_moved_by_one_sum() {
-    for set in [
-        &[][..],
-        &["train.grad_accum=2"],
-        &["train.recompute=full", "train.grad_accum=2"],
-        &["mesh.dp_outer=2", "train.grad_accum=2"],
-        &["mesh.ep=1"],
-        &["mesh.dp_shard=1", "mesh.ep=1"],
-        &["train.clip_norm=1"],
-        &["precision.compute=bf16", "precision.main_params=none"],
-        &["fsdp.units=root"],
-        &["fsdp.frozen=[\"layers.1.mlp\"]"],
-        &["compile.mode=blocks"],
-        &["train.joint_backward=true", "train.grad_accum=2"],
-        &["train.validate_every=2"],
-        &["mesh.ep=1", "fsdp.reshard_after_forward=2"],
-    ] {
-        let p = experts("fsdp2", &[&[BIAS, SPEED], set].concat());
-        let r = check(&p);
-        passes(&r, &format!("{set:?}"));
-        let moved = updates(&p);
-        let moved = moved
-            .iter()
-            .map(|i| p.updates(&p.instrs[i.index()].op).len());
-        let frozen = set.iter().any(|s| s.contains("frozen"));
-        let layers = LAYERS - usize::from(frozen);
-        assert_eq!(moved.sum::<usize>(), layers, "{set:?}");
-        let of_bias = |c: &&Collective| {
-            let holds = p.buffers[c.parts[0].input.buffer.index()].holds;
-            matches!(holds, Holds::Param(x) if p.params[x.index()].router_bias)
-        };
-        let sums: Vec<_> = p.collectives.iter().filter(of_bias).collect();
-        let alone = set.contains(&"mesh.dp_shard=1");
-        assert_eq!(sums.is_empty(), alone, "{set:?}");
-        for sum in sums {
-            let how = (sum.kind, sum.reduce, sum.parts.len());
-            assert_eq!(
-                how,
-                (CollectiveKind::AllReduce, ReduceOp::Sum, layers),
-                "{set:?}"
-            );
+fn biases_that_no_engine_manages_are_moved_by_one_sum() {
+    for policy in ["fsdp2", "megatron", "megatron_v2", "pr4435"] {
+        for set in COMMON {
+            by_one_sum(policy, &[&["mesh.ep=1"], set].concat());
         }
+    }
+    let replicas = &["mesh.dp_outer=2", "train.grad_accum=2"][..];
+    for policy in ["fsdp2", "megatron", "megatron_v2"] {
+        by_one_sum(policy, &[&["mesh.ep=1"], replicas].concat());
+    }
+    for policy in ["fsdp2", "megatron"] {
+        for set in [
+            &[][..],
+            replicas,
+            &["compile.mode=blocks"],
+            &["train.joint_backward=true", "train.grad_accum=2"],
+        ] {
+            by_one_sum(policy, set);
+        }
+    }
+    by_one_sum(
+        "fsdp2",
+        &["precision.compute=bf16", "precision.main_params=none"],
+    );
+    by_one_sum("fsdp2", &["mesh.ep=1", "fsdp.reshard_after_forward=2"]);
+    for set in [
+        &["fsdp.strategy=no_shard"][..],
+        &["fsdp.strategy=optim", "train.grad_accum=2"],
+        &["fsdp.strategy=optim_grads"],
+        &["mesh.dp_outer=2", "fsdp.outer_strategy=optim"],
+        &["precision.main_params=none"],
+        &["precision.main_grads=f32"],
+        &["fsdp.decoupled_gradients=true"],
+        &["moe.dispatcher=deepep"],
+    ] {
+        by_one_sum("megatron", set);
+    }
+    by_one_sum(
+        "megatron_v2",
+        &["mesh.ep=1", "fsdp.strategy=no_shard", "train.grad_accum=2"],
+    );
+    for policy in ["native", "fsdp2"] {
+        for set in [&[][..], &["train.grad_accum=2"], replicas, &["mesh.ep=1"]] {
+            by_one_sum(policy, &[&["compile.mode=full"], set].concat());
+        }
+    }
+}
+
+/// Checks that a program passes, and adds up the counts of all layers once.
+fn by_one_sum(policy: &str, set: &[&str]) {
+    let p = experts(policy, &[&[BIAS, SPEED], set].concat());
+    let what = format!("{policy} {set:?}");
+    let r = check(&p);
+    passes(&r, &what);
+    let row = r.rules.iter().find(|x| x.id == RuleId::RouterBias).unwrap();
+    assert!(row.checked > 0, "{what}");
+    let moved = updates(&p);
+    let moved = moved
+        .iter()
+        .map(|i| p.updates(&p.instrs[i.index()].op).len());
+    let frozen = set.iter().any(|s| s.contains("frozen"));
+    let layers = LAYERS - usize::from(frozen);
+    assert_eq!(moved.sum::<usize>(), layers, "{what}");
+    let of_bias = |part: &Part| match p.buffers[part.input.buffer.index()].holds {
+        Holds::Param(x) => p.params[x.index()].router_bias,
+        Holds::Group(g) => p.groups[g.index()].router_biases,
+        _ => false,
+    };
+    let adds = |i: &Instr| match i.op {
+        Op::Collective { id, .. } => p.collectives[id.index()].parts.iter().any(of_bias),
+        _ => false,
+    };
+    let sums = find(&p, adds);
+    let alone = set.contains(&"mesh.dp_shard=1");
+    assert_eq!(sums.len(), usize::from(!alone), "{what}");
+    for sum in sums {
+        let Op::Collective { id, stream } = p.instrs[sum.index()].op else {
+            unreachable!("a collective")
+        };
+        let c = &p.collectives[id.index()];
+        let how = (c.kind, c.reduce, c.parts.len(), stream);
+        let expected = (CollectiveKind::AllReduce, ReduceOp::Sum, layers, COMPUTE);
+        assert_eq!(how, expected, "{what}");
+        // All ranks in one group: of the engine's mesh, or of its own (`tp_dp_cp_group`).
+        let comm = &p.communicators[c.comm.index()];
+        let ranks = p.meta.mesh.group(AxisSet::DATA).expect("data").size;
+        assert_eq!(comm.ranks.size, ranks, "{what}");
+        let own = policy.starts_with("megatron") || policy == "pr4435";
+        assert!(!own || comm.name == "data", "{what}: {}", comm.name);
+        let later = find(&p, |i| matches!(i.op, Op::Collective { .. }));
+        let later = later.into_iter().filter(|i| *i > sum);
+        for i in later {
+            let clips = p.instrs[i.index()].rule == Rule::Clip;
+            assert!(clips, "{what}: {:?}", p.instrs[i.index()]);
+        }
+    }
+}
+
+/// In each of these engines, counts that ranks do not add up are found, and so is a sum that comes
+/// before the last micro-batch has chosen.
+#[test]
+fn sums_of_an_engine_that_are_missing_or_early() {
+    for (policy, mode) in [
+        ("fsdp2", "off"),
+        ("megatron", "off"),
+        ("megatron_v2", "off"),
+        ("pr4435", "off"),
+        ("fsdp2", "full"),
+    ] {
+        let mode = format!("compile.mode={mode}");
+        let set = [BIAS, SPEED, "mesh.ep=1", "train.grad_accum=2", &mode];
+        let p = experts(policy, &set);
+        let b = counts(&p).buffer;
+        let adds = |i: &Instr| match i.op {
+            Op::Collective { id, .. } => {
+                let mut parts = p.collectives[id.index()].parts.iter();
+                parts.any(|part| part.output.buffer == b)
+            }
+            _ => false,
+        };
+        let [sum] = find(&p, adds)[..] else {
+            panic!("{policy}: one sum")
+        };
+        let mut q = p.clone();
+        drop(&mut q, sum);
+        found(&q, "added up over no axis; expected the shard axis");
+        // The sum of the first micro-batch, to which each rank adds its own second one.
+        let is_add = |i: &Instr| p.shard_op(&i.op) == Some(ShardOp::Accumulate) && writes(&p, i, b);
+        let add = find(&p, is_add)[0];
+        let mut q = p.clone();
+        q.instrs[add.index()..=sum.index()].rotate_right(1);
+        found(&q, "by a part of the counts that a rank has");
     }
 }
 
@@ -420,10 +522,6 @@ fn what_cannot_move_is_refused() {
         let said = error.help().unwrap_or_default();
         assert!(said.contains(help), "{set:?}: {said}");
     };
-    let policy = "set fsdp.policy = \"native\"";
-    for other in ["fsdp.policy=megatron", "compile.mode=full"] {
-        refused(&[other], "is built for policies native and fsdp2", policy);
-    }
     refused(
         &["model.router_bias=false"],
         "moves biases that the routers do not have",
