@@ -1,7 +1,7 @@
 //! Supplies TRL's defaults.
 //!
 //! Sources: `trl/trainer/{base,sft}_config.py`, `trl/trainer/sft_trainer.py` and
-//! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16.
+//! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16; pull request #3912 on `max_seq_length`.
 
 use super::{all_linear, has};
 use crate::adapters::Targets;
@@ -38,8 +38,12 @@ const OF_OPEN_INSTRUCT: [&str; 4] = [
 pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     draft.assume("train.seq_len", "1024", "TRL's default (max_length)");
     if !has(draft, &["gradient_checkpointing"]) {
-        let why = "the default of current versions of TRL";
-        draft.assume("train.recompute", quoted("full"), why);
+        let (value, why) = if is_old(draft) {
+            ("none", OLD)
+        } else {
+            ("full", "the default of current versions of TRL")
+        };
+        draft.assume("train.recompute", quoted(value), why);
     }
     if !has(draft, &["bf16", "fp16"]) {
         let row = draft.suppose("bf16", "true", "the default of current versions of TRL");
@@ -58,9 +62,21 @@ fn loss(draft: &mut Draft) -> Result<(), ConfigError> {
     if decided || other.into_iter().any(|fact| draft.fact(fact).is_some()) {
         return Ok(());
     }
+    if is_old(draft) {
+        draft.assume("train.loss", quoted("materialized"), OLD);
+        return Ok(());
+    }
     let row = draft.suppose("loss_type", "chunked_nll", CHUNKED);
     draft.apply(row, chunked_nll())
 }
+
+/// Returns whether a job runs with old versions of TRL only: 0.20 removed `max_seq_length` (July
+/// 2025). Recompute became the default in August 2025, and the loss in chunks in 1.7.
+fn is_old(draft: &Draft) -> bool {
+    has(draft, &["max_seq_length"])
+}
+
+const OLD: &str = "the default of TRL before 0.20, the last with max_seq_length";
 
 /// Why the loss is chunked. TRL 1.15 computes tiles of 4,096 tokens and 32,768 words without
 /// `torch.utils.checkpoint`, whose memory is closer to that of small chunks than to that of all
