@@ -26,6 +26,11 @@ fn mode_selective_recomputes_every_second_matmul() {
         &[
             ("train.recompute", "\"selective\""),
             ("train.recompute_nth_matmul", "2"),
+            // `_grouped_mm` is in no list of torchtitan (`_get_default_save_ops`).
+            (
+                "train.recompute_save",
+                r#"["mm", "addmm", "attention", "conv"]"#,
+            ),
         ],
     );
     assert_eq!(row(&job, "activation_checkpoint.mode").0, Status::Used);
