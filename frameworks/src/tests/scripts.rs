@@ -626,3 +626,24 @@ fn gpus_of_the_command_line_replace_processes_per_node() {
     let (world, each, _) = read("h100");
     assert_eq!((world, each), (2, 2));
 }
+
+const ARGUMENTS: &str =
+    "train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1";
+
+/// open-instruct's `finetune.py` sets `bnb_4bit_compute_dtype=torch.bfloat16`, and `clip_grad_norm`
+/// is -1 by default (`scripts/finetune_qlora_with_accelerate.sh`).
+#[test]
+fn qlora_of_open_instruct_computes_in_bfloat16_without_clipping() {
+    let job = read(&format!(
+        "accelerate launch --num_processes 8 {ARGUMENTS} --use_qlora --use_lora --lora_rank 64 \
+         --use_slow_tokenizer --max_seq_length 4096\n"
+    ));
+    has(
+        &job,
+        &[
+            ("precision.param_dtype", "\"bf16\""),
+            ("precision.frozen_params", "\"nf4\""),
+            ("train.clip_norm", "0.0"),
+        ],
+    );
+}

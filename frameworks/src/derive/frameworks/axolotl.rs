@@ -28,9 +28,9 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     in_bf16(draft, "Axolotl's default (bf16: auto)")
 }
 
-/// Returns whether parameters are sharded in the dtype in which they are loaded: under FSDP2,
-/// Axolotl replaces Accelerate's `fsdp2_prepare_model`, and its version converts no parameters since
-/// July 2025 (#2760).
+/// Returns whether parameters are sharded in the dtype in which they are loaded. Under FSDP2,
+/// Axolotl replaces Accelerate's `fsdp2_prepare_model`, and its version converts no parameters
+/// since July 2025 (#2760).
 pub(super) fn keeps_weights(draft: &Draft) -> bool {
     draft.fact(Fact::FsdpVersion).is_some_and(|v| v.value == 2)
 }

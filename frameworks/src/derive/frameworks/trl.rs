@@ -3,7 +3,7 @@
 //! Sources: `trl/trainer/{base,sft}_config.py`, `trl/trainer/sft_trainer.py` and
 //! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16; pull request #3912 on `max_seq_length`.
 
-use super::{all_linear, has};
+use super::{all_linear, has, in_bf16};
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
@@ -92,7 +92,30 @@ pub(super) fn defaults_of_trainer(draft: &mut Draft) -> Result<(), ConfigError> 
     if is_trl(draft) {
         return defaults(draft);
     }
+    open_instruct(draft)?;
     lora_of_scripts(draft)
+}
+
+/// Sets what open-instruct's `finetune.py` does without a key: it computes QLoRA in bfloat16, and
+/// does not clip gradients.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn open_instruct(draft: &mut Draft) -> Result<(), ConfigError> {
+    if !has(
+        draft,
+        &["use_qlora", "use_slow_tokenizer", "dataset_mixer_list"],
+    ) {
+        return Ok(());
+    }
+    if !has(draft, &["clip_grad_norm", "max_grad_norm"]) {
+        let why = "open-instruct's default (clip_grad_norm = -1)";
+        draft.assume("train.clip_norm", "0.0", why);
+    }
+    if draft.fact(Fact::FourBits).is_some() {
+        in_bf16(draft, "open-instruct's code (bnb_4bit_compute_dtype)")?;
+    }
+    Ok(())
 }
 
 /// Sets what scripts with adapters that are not TRL's do without a key: those in the style of
