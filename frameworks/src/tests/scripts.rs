@@ -647,3 +647,19 @@ fn qlora_of_open_instruct_computes_in_bfloat16_without_clipping() {
         ],
     );
 }
+
+/// `finetune_llama3.py` of taishan1994/Llama3.1-Finetuning quantizes if `q_lora` is given; with
+/// `load_in_4bit`, without `bnb_4bit_use_double_quant`.
+#[test]
+fn two_keys_for_four_bits_agree() {
+    let of = |more: &str| {
+        let job = read(&format!(
+            "torchrun --nproc_per_node 8 {ARGUMENTS} --bf16 True --use_lora --lora_r 8 {more}\n"
+        ));
+        setting(&job, "precision.frozen_params")
+    };
+    let name = |name: &str| Some(format!("\"{name}\""));
+    assert_eq!(of("--load_in_4bit --q_lora"), name("nf4_f32"));
+    assert_eq!(of("--q_lora"), name("nf4"));
+    assert_eq!(of("--load_in_4bit"), name("nf4_f32"));
+}
