@@ -663,3 +663,12 @@ fn two_keys_for_four_bits_agree() {
     assert_eq!(of("--q_lora"), name("nf4"));
     assert_eq!(of("--load_in_4bit"), name("nf4_f32"));
 }
+
+/// `meteora_train.py` of NJUDeepEngine/meteora passes it on as `gradient_checkpointing`.
+#[test]
+fn checkpointing_of_scripts_is_read() {
+    let job = read(&format!(
+        "torchrun --nproc_per_node 8 {ARGUMENTS} --use_gradient_checkpointing True\n"
+    ));
+    has(&job, &[("train.recompute", "\"full\"")]);
+}
