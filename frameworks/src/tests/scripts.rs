@@ -672,3 +672,16 @@ fn checkpointing_of_scripts_is_read() {
     ));
     has(&job, &[("train.recompute", "\"full\"")]);
 }
+
+/// PEFT 0.21 adapts the output layer and the embedding if they are named.
+#[test]
+fn adapters_outside_of_blocks_have_a_true_reason() {
+    let job = read(&format!(
+        "torchrun --nproc_per_node 8 {ARGUMENTS} --bf16 True --use_peft --lora_r 8 \
+         --lora_target_modules q_proj lm_head\n"
+    ));
+    let (_, why) = row(&job, "lora_target_modules");
+    assert!(why.contains("PEFT adapts this layer, too"), "{why}");
+    let mut doubts = job.rows().iter().filter_map(|r| r.doubt.as_ref());
+    assert!(doubts.any(|d| d.message.contains("lm_head")));
+}
