@@ -206,3 +206,15 @@ fn deterministic_training_is_read_in_both_sections() {
         has(&read(NEW, text), &[("precision.deterministic", "true")]);
     }
 }
+
+/// `CheckpointWrapper` passes `early_stop=False` since August 2025, so recompute runs to the end of
+/// a block.
+#[test]
+fn recompute_without_early_stop_is_named() {
+    let job = checkpointing("mode = \"full\"\nearly_stop = false\n");
+    let (status, why) = row(&job, "activation_checkpoint.early_stop");
+    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{why}");
+    let job = checkpointing("mode = \"full\"\nearly_stop = true\n");
+    let (status, _) = row(&job, "activation_checkpoint.early_stop");
+    assert_eq!(status, Status::NoCounterpart(Lack::Nothing));
+}
