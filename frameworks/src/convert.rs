@@ -53,9 +53,9 @@ pub(crate) fn four_bits(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::FourBits, 1))
 }
 
-/// Keeps the frozen model in 4 bits, by default with 8-bit scales.
+/// Keeps the frozen model in 4 bits, with 8-bit scales unless another key gives 4 bits, too.
 pub(crate) fn four_bits_twice(node: &Node) -> Converted {
-    if_true(node, Effect::Fact(Fact::FourBits, 2))
+    if_true(node, Effect::Fact(Fact::FourBitsToo, 2))
 }
 
 /// Keeps the frozen model in int8.

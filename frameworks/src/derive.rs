@@ -302,11 +302,14 @@ fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
 fn packed_weights(draft: &mut Draft) -> Result<(), ConfigError> {
     const KEY: &str = "precision.frozen_params";
     let why = "4-bit weights are modeled only under adapters (QLoRA)";
-    if let Some(given) = under_adapters(draft, Fact::FourBits, why) {
+    let too = under_adapters(draft, Fact::FourBitsToo, why);
+    if let Some(given) = under_adapters(draft, Fact::FourBits, why).or(too) {
         let said = draft.fact(Fact::DoubleQuantization);
         let double = said.map_or(given.value == 2, |s| s.value == 1);
         let name = quoted(if double { "nf4" } else { "nf4_f32" });
-        for row in std::iter::once(given.row).chain(said.map(|s| s.row)) {
+        let too = too.filter(|too| too.row != given.row);
+        let rows = [Some(given), too, said].map(|g| g.map(|g| g.row));
+        for row in rows.into_iter().flatten() {
             draft.set(row, KEY, name.clone())?;
         }
     }

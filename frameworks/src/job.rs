@@ -12,6 +12,10 @@ use std::path::PathBuf;
 
 /// Note for a name in a list of layers that the model does not have. PEFT skips such names if at
 /// least one other name matches.
+/// Layers outside the blocks that PEFT adapts and scenarios do not.
+const ENDS: [&str; 2] = ["lm_head", "embed_tokens"];
+/// Why their adapters are not predicted.
+const NOT_ADAPTED: &str = "PEFT adapts this layer, too, with rank × (hidden size + vocabulary) parameters more, which are not predicted";
 const NO_SUCH_LAYER: &str = "skipped, as PEFT does where the model has no such layer";
 /// Scenario key of the layers that get no adapters.
 const EXCLUDED: &str = "lora.exclude_modules";
@@ -216,6 +220,15 @@ impl Job {
                     for key in [RECOMPUTED_BLOCKS, "train.recompute"] {
                         self.draft.unset(key, Lack::Nothing, NO_BLOCK);
                     }
+                }
+                (ScenarioErrorKind::NoMatch, Some(row), Some(key))
+                    if let Some(name) = quoted_at(&text, error.position())
+                        && ENDS.contains(&name)
+                        && self.draft.drop_item(&key, name, NOT_ADAPTED) =>
+                {
+                    let row = &mut self.draft.rows[row];
+                    let message = format!("{}: {name}: {NOT_ADAPTED}", row.key);
+                    row.doubt = Some(Doubt { key: "", message });
                 }
                 (ScenarioErrorKind::NoMatch, Some(_), Some(key))
                     if let Some(name) = quoted_at(&text, error.position())

@@ -6,8 +6,8 @@ use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
 use crate::formats::{ACCELERATE, DEEPSPEED, FSDP, PEFT, SWIFT_FSDP};
 use crate::interpolation;
-use crate::row::{Lack, Status, UNKNOWN, UNSET_VARIABLE};
-use crate::shell::{SOURCE, source_note};
+use crate::row::{Doubt, Lack, Status, UNKNOWN, UNSET_VARIABLE};
+use crate::shell::{CONDITION, SOURCE, source_note};
 use crate::table::{Effect, Format, To, is_typo};
 use crate::tree::{Name, Node, Value};
 use shardlab_plan::scenario::nearest;
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum length of a chain of files that refer to one another.
 const MAX_FILES: usize = 16;
+const NOT_EVALUATED: &str = "cannot be evaluated without running the script: taken as false";
 /// Why a job is not predicted if a variable names its file of options.
 const UNSET_FILE: &str = "the file decides how the job is sharded, and the variable that names it is not set: write its path";
 /// Number of parent folders to search for a file that a configuration names: such paths are often
@@ -229,6 +230,21 @@ impl Reader {
             {
                 let (lack, why) = source_note(file.folder, path);
                 self.draft.none(row, lack, why);
+                return Ok(());
+            }
+            if file.is_command
+                && name.text == CONDITION
+                && let Some(condition) = node.text()
+            {
+                self.draft.none(row, Lack::Accuracy, NOT_EVALUATED);
+                self.draft.rows[row].doubt = Some(Doubt {
+                    key: "",
+                    message: format!(
+                        "`{condition}` cannot be evaluated without running the script, and the command depends on \
+                         it: it is taken as false. If that is wrong, write the values in the script, or add --set \
+                         KEY=VALUE"
+                    ),
+                });
                 return Ok(());
             }
             if node.is_unset() {

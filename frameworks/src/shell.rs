@@ -1,23 +1,32 @@
 //! Reads shell scripts that start training: the arguments of the last such command, with the
 //! variables that the script sets.
 //!
-//! Follows assignments, arrays, `${NAME:-default}`, arithmetic, string comparisons and `source`.
-//! Values from outside the script, such as `$1` or `$(hostname)`, stay variables.
+//! Follows assignments, arrays, `${NAME:-default}`, arithmetic, `if`, `case`, lists with `&&` and
+//! `||`, and `source`. Values from outside the script, such as `$1` or `$(hostname)`, stay variables.
 
 mod arguments;
+mod arithmetic;
+mod condition;
+mod flow;
 mod lex;
+mod pattern;
 mod source;
 mod word;
 
 use crate::error::ConfigError;
 
 use shardlab_plan::scenario::Position;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 pub(crate) use arguments::Command;
 pub(crate) use source::{SOURCE, note as source_note};
-use word::{Line, Part, Word};
+
+/// Name of the entry for a condition that cannot be evaluated and that the command depends on.
+pub(crate) const CONDITION: &str = "condition";
+
+use flow::{Frame, List};
+use word::{Part, Word};
 
 /// Maximum number of words of a command: arrays can repeat one another.
 const MAX_WORDS: usize = 20_000;
@@ -72,11 +81,22 @@ struct Text {
     at: Position,
 }
 
+impl Text {
+    const START: Position = Position { line: 1, column: 1 };
+}
+
 #[derive(Default)]
 struct Shell {
     variables: HashMap<String, Vec<Text>>,
-    /// For each open `if`: whether its lines run, and whether a branch has run.
-    branches: Vec<(bool, bool)>,
+    /// Variables that depend on a condition that could not be evaluated, with the condition.
+    doubtful: HashMap<String, Text>,
+    /// Variables of loops, whose values are not known.
+    loops: HashSet<String>,
+    /// Open branches, loops and groups.
+    frames: Vec<Frame>,
+    list: List,
+    /// Conditions that could not be evaluated and that the command depends on.
+    unevaluated: Vec<Text>,
     /// Words of the last command that starts training.
     words: Vec<Text>,
     /// Number of nested scripts, sourced or passed as arguments of other commands, that are being
@@ -115,82 +135,47 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Command, ConfigError> {
         });
     }
     let command = Command::new(&shell.words, &shell.environment());
-    Ok(command.with_sourced(&shell.sourced))
+    let command = command.with_findings(SOURCE, &shell.sourced);
+    Ok(command.with_findings(CONDITION, &shell.unevaluated))
 }
 
 impl Shell {
-    fn runs(&self) -> bool {
-        self.branches.iter().all(|(runs, _)| *runs)
-    }
-
-    fn line(&mut self, line: &Line) {
-        let first = line.words.first().and_then(Word::literal);
-        match first {
-            Some("if") => {
-                let holds = self.runs() && self.condition(&line.words[1..]);
-                self.branches.push((holds, holds));
-                return;
-            }
-            Some("elif") => {
-                let holds = self.condition(&line.words[1..]);
-                if let Some((runs, ran)) = self.branches.last_mut() {
-                    *runs = holds && !*ran;
-                    *ran |= holds;
-                }
-                return;
-            }
-            Some("else") => {
-                if let Some((runs, ran)) = self.branches.last_mut() {
-                    *runs = !*ran;
-                }
-                return;
-            }
-            Some("fi") => {
-                self.branches.pop();
-                return;
-            }
-            _ => {}
-        }
-        if !self.runs() {
-            return;
-        }
-        if let (Some("source" | "."), Some(path)) = (first, line.words.get(1)) {
+    /// Runs a command. `unknown` is a condition around it that could not be evaluated.
+    fn run(&mut self, words: &[Word], unknown: Option<&Text>) {
+        let first = words.first().and_then(Word::literal);
+        if let (Some("source" | "."), Some(path)) = (first, words.get(1)) {
             self.source(path);
             return;
         }
-        let skip = match first {
-            // `declare -a NAME=(…)`
-            Some("export" | "local" | "readonly" | "declare" | "typeset") => {
-                let words = line.words[1..].iter().map(Word::literal);
-                1 + words
-                    .take_while(|w| w.is_some_and(|w| w.starts_with('-')))
-                    .count()
-            }
-            Some("then") => 1,
-            _ => 0,
-        };
-        let words = line.words.get(skip..).unwrap_or_default();
+        let words = &words[declarations(words)..];
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
-            let before = self.words.clone();
-            self.command(&words[assigned..]);
             // Assignments before a command set its environment.
-            if self.words.len() != before.len() || !self.words.iter().eq(before.iter()) {
+            if self.command(&words[assigned..], unknown) {
                 for word in &words[..assigned] {
-                    self.assign(word);
+                    self.assign(word, unknown);
                 }
             }
             return;
         }
         for word in words {
-            self.assign(word);
+            self.assign(word, unknown);
         }
     }
 
-    fn assign(&mut self, word: &Word) {
+    fn assign(&mut self, word: &Word, unknown: Option<&Text>) {
         let Some(assignment) = &word.assignment else {
             return;
         };
+        match unknown.or_else(|| self.doubt(word)).cloned() {
+            Some(unknown) => {
+                self.doubtful.insert(assignment.name.clone(), unknown);
+            }
+            None if !assignment.appends => {
+                self.doubtful.remove(&assignment.name);
+            }
+            None => {}
+        }
         let mut values: Vec<Text> = match &assignment.array {
             Some(words) => words.iter().flat_map(|w| self.expand(w)).collect(),
             None => vec![Text {
@@ -211,17 +196,46 @@ impl Shell {
         }
     }
 
-    /// Keeps the arguments of a command if it starts Python with options.
-    fn command(&mut self, words: &[Word]) {
-        let words: Vec<Text> = words
-            .iter()
-            .flat_map(|w| self.expand(w))
-            .take(MAX_WORDS + 1)
-            .collect();
-        if let Some(script) = script(&words) {
+    /// Keeps the arguments of a command if it starts training, and returns whether it does.
+    fn command(&mut self, words: &[Word], unknown: Option<&Text>) -> bool {
+        let before = self.words.len();
+        let doubts = words.iter().filter_map(|w| self.doubt(w));
+        let mut doubts: Vec<Text> = unknown.into_iter().chain(doubts).cloned().collect();
+        let expanded = self.expanded(words);
+        if let Some(script) = script(&expanded) {
             self.inner(&script);
-            return;
+            self.note(&mut doubts);
+            return self.words.len() != before;
         }
+        let Some(words) = self.training(words) else {
+            return false;
+        };
+        // An earlier command that may run is of no interest if this one runs.
+        if unknown.is_none() {
+            self.unevaluated.clear();
+        }
+        self.note(&mut doubts);
+        self.words = words;
+        true
+    }
+
+    /// Keeps conditions that the command depends on.
+    fn note(&mut self, doubts: &mut Vec<Text>) {
+        for doubt in doubts.drain(..) {
+            if !self.unevaluated.contains(&doubt) {
+                self.unevaluated.push(doubt);
+            }
+        }
+    }
+
+    fn expanded(&self, words: &[Word]) -> Vec<Text> {
+        let words = words.iter().flat_map(|w| self.expand(w));
+        words.take(MAX_WORDS + 1).collect()
+    }
+
+    /// Returns the words of a command if it starts training with options.
+    fn training(&self, words: &[Word]) -> Option<Vec<Text>> {
+        let words = self.expanded(words);
         let starts = |w: &Text| {
             let name = w.text.rsplit('/').next().unwrap_or_default();
             matches!(
@@ -238,14 +252,12 @@ impl Shell {
             let (program, command) = (&pair[0].text, pair[1].text.as_str());
             program.rsplit('/').next() == Some("litgpt") && NO_TRAINING.contains(&command)
         };
-        if words.iter().any(says)
+        let trains = words.iter().any(says)
             && words.iter().any(starts)
             && !words.windows(2).any(starts_none)
             && (self.words.is_empty() || !trains_nothing(&words))
-            && words.first().is_none_or(|w| w.text != "echo")
-        {
-            self.words = words;
-        }
+            && words.first().is_none_or(|w| w.text != "echo");
+        trains.then_some(words)
     }
 
     /// Returns the variables of the environment that programs read.
@@ -268,12 +280,14 @@ impl Shell {
             return;
         }
         self.depth += 1;
+        let list = std::mem::take(&mut self.list);
         for mut line in lines {
             for word in &mut line.words {
                 word.move_to(script.at);
             }
             self.line(&line);
         }
+        self.list = list;
         self.depth -= 1;
     }
 
@@ -283,24 +297,10 @@ impl Shell {
         let script = source::text(&self.folder, &text);
         self.sourced.push(Text { text, at });
         if let Some(text) = script {
-            let open = self.branches.len();
+            let open = self.frames.len();
             self.inner(&Text { text, at });
-            self.branches.truncate(open);
+            self.frames.truncate(open);
         }
-    }
-
-    /// Evaluates conditions such as `[[ "$A" == x ]] || [ -z "$B" ]`. Conditions that cannot be
-    /// evaluated, such as whether a file exists, are false.
-    fn condition(&self, words: &[Word]) -> bool {
-        let words: Vec<String> = words
-            .iter()
-            .map(|w| self.joined(&w.parts))
-            .take_while(|w| w != "then")
-            .filter(|w| !matches!(w.as_str(), "[" | "[[" | "]" | "]]"))
-            .collect();
-        let any = words.split(|w| w == "||");
-        any.into_iter()
-            .any(|all| all.split(|w| w == "&&").all(test))
     }
 
     /// Expands a word. Unquoted variables are split at blanks.
@@ -364,40 +364,31 @@ impl Shell {
         }
     }
 
-    /// Evaluates arithmetic over integers and variables, from left to right.
+    /// Evaluates arithmetic over integers and variables.
     fn arithmetic(&self, text: &str) -> String {
+        let value = |name: &str| self.variable(name, None).trim().parse().ok();
         // An unknown result stays one word, as a number would be.
         let unknown = || {
             let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
             format!("$(({text}))")
         };
-        let mut result: Option<i64> = None;
-        let mut operator = '*';
-        for token in text.split_inclusive(['*', '/', '+', '-']) {
-            let next = token.chars().last().filter(|c| "*/+-".contains(*c));
-            let name = token.trim_end_matches(['*', '/', '+', '-']).trim();
-            let name = name.trim_start_matches('$').trim_matches(['{', '}']);
-            let number = name
-                .parse()
-                .or_else(|_| self.variable(name, None).trim().parse::<i64>());
-            let Ok(number) = number else {
-                return unknown();
-            };
-            let combined = match (result, operator) {
-                (None, _) => Some(number),
-                (Some(a), '*') => a.checked_mul(number),
-                (Some(a), '/') => a.checked_div(number),
-                (Some(a), '+') => a.checked_add(number),
-                (Some(a), _) => a.checked_sub(number),
-            };
-            result = combined;
-            if result.is_none() {
-                return unknown();
-            }
-            operator = next.unwrap_or('*');
-        }
-        result.map_or_else(unknown, |n| n.to_string())
+        arithmetic::evaluate(text, &value).map_or_else(unknown, |n| n.to_string())
     }
+}
+
+/// Returns the number of words before the assignments of a declaration: `declare -a NAME=(…)`.
+fn declarations(words: &[Word]) -> usize {
+    let first = words.first().and_then(Word::literal);
+    if !matches!(
+        first,
+        Some("export" | "local" | "readonly" | "declare" | "typeset")
+    ) {
+        return 0;
+    }
+    let options = words[1..].iter().map(Word::literal);
+    1 + options
+        .take_while(|w| w.is_some_and(|w| w.starts_with('-')))
+        .count()
 }
 
 /// Returns whether a command runs a script or module that evaluates, merges or converts weights, as
@@ -438,42 +429,30 @@ fn is_empty(text: &str) -> bool {
     text.is_empty() || name.is_some_and(|name| !name.is_empty() && name.chars().all(is))
 }
 
-fn test(words: &[String]) -> bool {
-    let number = |text: &str| text.parse::<i64>();
-    match words {
-        [not, rest @ ..] if not == "!" && !rest.is_empty() => {
-            // A condition that cannot be evaluated is false, whether negated or not.
-            !matches!(rest, [op, _] if op.starts_with('-') && !matches!(op.as_str(), "-z" | "-n"))
-                && !test(rest)
+/// Returns a text without its variables that have no value. Returns `None` if it has the output of
+/// a command or arithmetic that could not be evaluated.
+fn without_unset(text: &str) -> Option<String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut pieces = text.split('$');
+    let mut all = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        if piece.starts_with('(') {
+            return None;
         }
-        [op, text] if op == "-z" => is_empty(text),
-        [op, text] if op == "-n" => !is_empty(text),
-        // The test for an argument that is not given: `[ "$2" == "" ]`.
-        [a, op, b] if b.is_empty() && matches!(op.as_str(), "=" | "==" | "!=") => {
-            is_empty(a) == (op != "!=")
-        }
-        [a, op, b] if matches!(op.as_str(), "=" | "==" | "!=") => (a == b) == (op != "!="),
-        [a, op, b] => match (number(a), number(b)) {
-            (Ok(a), Ok(b)) => match op.as_str() {
-                "-eq" => a == b,
-                "-ne" => a != b,
-                "-gt" => a > b,
-                "-ge" => a >= b,
-                "-lt" => a < b,
-                "-le" => a <= b,
-                _ => false,
-            },
-            _ => false,
-        },
-        _ => false,
+        let rest = match piece.chars().next() {
+            Some('@' | '*' | '#' | '?') => &piece[1..],
+            _ => piece.trim_start_matches(is_part),
+        };
+        all += rest;
     }
+    Some(all)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shown(script: &str) -> Vec<String> {
+    pub(super) fn shown(script: &str) -> Vec<String> {
         let command = parse("run.sh", script).unwrap();
         let entries = command.arguments.entries().iter();
         entries
@@ -514,24 +493,5 @@ mod tests {
         let error = |script: &str| parse("run.sh", script).unwrap_err().to_string();
         assert_eq!(error("A=1\nB=\"x\n"), "run.sh:2:3: this quote does not end");
         assert!(error("echo --help").contains("no command"));
-    }
-
-    #[test]
-    fn conditions_hold_on_texts_and_numbers() {
-        let script = |condition: &str| {
-            format!(
-                "A=x\nB=3\nif {condition}; then\nC=(--yes)\nelse\nC=(--no)\nfi\npython a.py ${{C[@]}}\n"
-            )
-        };
-        for (condition, expected) in [
-            ("[[ \"$A\" == \"x\" ]]", "--yes"),
-            ("[ $A != x ] || [ $B -ge 3 ]", "--yes"),
-            ("[ -z \"$A\" ] && [ $B -eq 3 ]", "--no"),
-            ("[ -f /etc/passwd ]", "--no"),
-            ("[ ! -z \"$A\" ]", "--yes"),
-        ] {
-            let shown = shown(&script(condition));
-            assert!(shown[0].contains(expected), "{condition}: {shown:?}");
-        }
     }
 }

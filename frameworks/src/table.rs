@@ -267,6 +267,9 @@ pub(crate) enum Fact {
     /// The frozen model has 4 bits per element. 1: with float32 scales, 2: with 8-bit scales,
     /// unless [`Fact::DoubleQuantization`] is given.
     FourBits,
+    /// The frozen model has 4 bits per element, with 8-bit scales unless [`Fact::FourBits`] says
+    /// otherwise.
+    FourBitsToo,
     /// The frozen model is kept in int8.
     EightBits,
     /// 1: a part of a vision-language model is frozen; 0: it is trained.

@@ -21,6 +21,7 @@ const UNSHARDED: &str = "offload is modeled for parameters sharded over at least
 const ONLY_ZERO3: &str = "offload is modeled with ZeRO-3 only (stage 3); without the option, `fit` predicts the job with this state on the GPU";
 const ENDS: &str = "Accelerate shards the embedding and the output layer apart from the blocks";
 const NO_SYNC: &str = "Accelerate accumulates under no_sync";
+const NO_SYNC_2: &str = "Accelerate accumulates under no_sync; before September 2025 (#3762), FSDP2 reduced each micro-batch (\"every\")";
 const OWN_SYNC: &str = "DeepSpeed decides when it reduces gradients";
 const ZERO: &str = "ZeRO's schedule is predicted as shardlab's own";
 
@@ -88,7 +89,8 @@ pub(super) fn decide(
             fsdp(draft, row, number)?;
             also(draft, row)?;
             if accelerated {
-                draft.assume("fsdp.gradient_sync", quoted("last"), NO_SYNC);
+                let why = if number == 2 { NO_SYNC_2 } else { NO_SYNC };
+                draft.assume("fsdp.gradient_sync", quoted("last"), why);
             }
             if accelerated && number == 2 {
                 if draft.is("fsdp.units", "block") {

@@ -200,6 +200,13 @@ pub(super) fn rules(formats: &[&'static Format]) -> Vec<&'static Rules> {
     used.map(|(_, rules)| rules).collect()
 }
 
+/// Returns whether a framework shards parameters in the dtype in which they are loaded, where
+/// Accelerate makes float32 copies of them.
+pub(super) fn keeps_weights(draft: &Draft, formats: &[&'static Format]) -> bool {
+    let is_axolotl = formats.iter().any(|f| f.name == AXOLOTL.name);
+    is_axolotl && axolotl::keeps_weights(draft)
+}
+
 /// Returns whether the files have one of some keys.
 fn has(draft: &Draft, keys: &[&str]) -> bool {
     draft.rows.iter().any(|r| keys.contains(&r.key.as_str()))

@@ -16,6 +16,7 @@ pub(super) fn decide(
     let mixed = draft.mixed.filter(|m| m.value != Dtype::F32);
     let weights = draft.weights;
     let low_weights = weights.filter(|w| w.value != Dtype::F32);
+    let keeps_weights = super::frameworks::keeps_weights(draft, formats);
     let (row, dtype) = match (mixed, low_weights) {
         (Some(mixed), _) => (mixed.row, mixed.value),
         (None, Some(weights)) => (weights.row, weights.value),
@@ -49,8 +50,11 @@ pub(super) fn decide(
             draft.assume("precision.main_grads", quoted(dtype.name()), why);
             draft.assume("precision.reduce_dtype", quoted(dtype.name()), why);
         }
-        // Accelerate converts parameters to float32 under mixed precision.
-        Kind::Fsdp if mixed.is_some() && (accelerated || low_weights.is_none()) => {
+        // Accelerate converts parameters to float32 under mixed precision, unless the framework
+        // replaces that function.
+        Kind::Fsdp
+            if mixed.is_some() && (accelerated && !keeps_weights || low_weights.is_none()) =>
+        {
             if accelerated {
                 draft.assume(
                     "precision.reduce_dtype",

@@ -87,6 +87,7 @@ fn what_is_emitted_is_read_again() {
                 }
                 if expected.recompute != Recompute::Selective {
                     expected.recompute_nth_matmul = written.train.recompute_nth_matmul;
+                    expected.recompute_save = written.train.recompute_save.clone();
                 }
                 // Another loss has chunks of its own.
                 if sets == ["train.loss=chunked"] {

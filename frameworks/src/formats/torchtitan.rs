@@ -204,6 +204,16 @@ const KEYS: &[Key] = &[
             }
         })
     }),
+    with("activation_checkpoint.early_stop", |node| {
+        Ok(if node.truth()? {
+            Effect::Aside("as predicted")
+        } else {
+            Effect::Lost(
+                "recompute is predicted to end with the last tensor that backward needs: the matmul after it in each \
+                 block runs again, too",
+            )
+        })
+    }),
     with("loss.num_chunks", |node| {
         Ok(match node.count()? {
             0 | 1 => Effect::Aside("off"),
@@ -365,7 +375,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "parallelism.context_parallel_rotate_method",
             "parallelism.context_parallel_load_balancer",
             "parallelism.context_parallel_ptrr_mask_key",
-            "activation_checkpoint.early_stop",
             "activation_checkpoint.memory_budget",
             "activation_checkpoint.visualize_memory_budget_pareto",
             "activation_checkpoint.preserve_rng_state",

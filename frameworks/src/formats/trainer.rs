@@ -99,6 +99,8 @@ const KEYS: &[Key] = &[
     with("bf16", mixed_bf16),
     with("fp16", mixed_f16),
     with("gradient_checkpointing", full_recompute),
+    // An argument of scripts, which they pass on.
+    with("use_gradient_checkpointing", full_recompute),
     with("gradient_checkpointing_kwargs.use_reentrant", reentrant),
     with("activation_checkpointing", full_recompute),
     with("torch_compile", compiled_regions),

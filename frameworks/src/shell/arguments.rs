@@ -1,6 +1,6 @@
 //! The arguments of a command that starts training.
 
-use super::{SOURCE, Text};
+use super::Text;
 use crate::tree::{Name, Node, Value, plain};
 use crate::yaml;
 use shardlab_plan::scenario::Position;
@@ -63,12 +63,12 @@ impl Command {
         }
     }
 
-    /// Adds an entry for each file that the script sources.
-    pub(super) fn with_sourced(mut self, files: &[Text]) -> Self {
+    /// Adds an entry for each of some findings about the script, such as a file that it sources.
+    pub(super) fn with_findings(mut self, name: &str, findings: &[Text]) -> Self {
         if let Value::Map(entries) = &mut self.arguments.value {
-            for file in files {
-                let (text, at) = (SOURCE.to_owned(), file.at);
-                let node = Node::new(at, Value::Text(file.text.clone()));
+            for found in findings {
+                let (text, at) = (name.to_owned(), found.at);
+                let node = Node::new(at, Value::Text(found.text.clone()));
                 entries.push((Name { text, at }, node));
             }
         }

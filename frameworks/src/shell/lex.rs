@@ -1,6 +1,6 @@
 //! Splits a shell script into lines of words.
 
-use super::word::{Assignment, Line, Part, Word, assigned, assignment, push};
+use super::word::{Assignment, Join, Kind, Line, Part, Word, assigned, assignment, push};
 use crate::error::ConfigError;
 use shardlab_plan::scenario::Position;
 
@@ -33,66 +33,176 @@ pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
         at: Position { line: 1, column: 1 },
         depth: 0,
     };
-    let mut lines = Vec::new();
-    let mut line = Line::default();
+    let mut splitter = Splitter::default();
     loop {
         lexer.blanks();
+        if splitter.expects_pattern() {
+            lexer.pattern(&mut splitter)?;
+            continue;
+        }
         match lexer.peek() {
             None => break,
-            Some('\n' | ';') => {
+            Some(c @ ('\n' | ';')) => {
+                let at = lexer.at;
                 lexer.next();
-                lines.push(std::mem::take(&mut line));
+                let twice = c == ';' && matches!(lexer.peek(), Some(';' | '&'));
+                if twice {
+                    while matches!(lexer.peek(), Some(';' | '&')) {
+                        lexer.next();
+                    }
+                    splitter.end_branch();
+                } else if splitter.continues(c) {
+                    if c == ';' {
+                        splitter.line.words.push(lexer.literal(at, ";".to_owned()));
+                    }
+                } else {
+                    splitter.end(Join::Always);
+                }
             }
             Some('#') => lexer.comment(),
-            Some('>' | '<') => lexer.redirection(&mut line)?,
-            // Nothing relevant follows a background command or a pipe on the same line.
+            Some(c @ ('>' | '<')) if splitter.in_brackets => {
+                let at = lexer.at;
+                lexer.next();
+                splitter.line.words.push(lexer.literal(at, c.to_string()));
+            }
+            Some('>' | '<') => lexer.redirection(&mut splitter.line)?,
             Some(c @ ('&' | '|')) => {
                 let at = lexer.at;
                 lexer.next();
                 if c == '&' && lexer.peek() == Some('>') {
-                    lexer.redirection(&mut line)?;
+                    lexer.redirection(&mut splitter.line)?;
                     continue;
                 }
                 let twice = lexer.peek() == Some(c);
                 if twice {
                     lexer.next();
                 }
-                let text = if twice {
-                    format!("{c}{c}")
+                if splitter.in_condition() || splitter.in_brackets {
+                    let text = c.to_string().repeat(1 + usize::from(twice));
+                    splitter.line.words.push(lexer.literal(at, text));
                 } else {
-                    c.to_string()
-                };
-                let condition = line
-                    .words
-                    .first()
-                    .and_then(Word::literal)
-                    .is_some_and(|w| w == "if" || w == "elif");
-                if condition {
-                    line.words.push(lexer.literal(at, text));
-                } else {
-                    lines.push(std::mem::take(&mut line));
+                    splitter.end(match (c, twice) {
+                        ('&', true) => Join::And,
+                        ('|', true) => Join::Or,
+                        ('|', false) => Join::Pipe,
+                        _ => Join::Always,
+                    });
                 }
             }
-            Some('(' | ')') => {
+            Some('(') if lexer.second() == Some('(') => {
+                let words = lexer.double_parentheses();
+                splitter.line.words.extend(words);
+            }
+            Some(c @ ('(' | ')')) => {
+                let at = lexer.at;
                 lexer.next();
+                if splitter.in_condition() || splitter.in_brackets {
+                    splitter.line.words.push(lexer.literal(at, c.to_string()));
+                }
             }
             Some(_) => {
                 let word = lexer.word()?;
-                let is_then = matches!(word.literal(), Some("then" | "else" | "do" | "fi"));
-                // Each keyword forms its own line.
-                if is_then && !line.words.is_empty() {
-                    lines.push(std::mem::take(&mut line));
-                }
-                line.words.push(word);
-                if is_then {
-                    lines.push(std::mem::take(&mut line));
-                }
+                splitter.word(word);
             }
         }
     }
-    lines.push(line);
-    lines.retain(|l| !l.words.is_empty());
-    Ok(lines)
+    splitter.end(Join::Always);
+    Ok(splitter.lines)
+}
+
+/// Splits words into lines.
+#[derive(Default)]
+struct Splitter {
+    lines: Vec<Line>,
+    line: Line,
+    /// For each open `case`: whether a pattern comes next.
+    cases: Vec<bool>,
+    /// Whether `[[` is open, in which operators are words.
+    in_brackets: bool,
+}
+
+impl Splitter {
+    fn first(&self) -> Option<&str> {
+        self.line.words.first().and_then(Word::literal)
+    }
+
+    /// Returns whether the line is a condition, whose operators are words.
+    fn in_condition(&self) -> bool {
+        matches!(self.first(), Some("if" | "elif" | "while" | "until"))
+    }
+
+    fn expects_pattern(&self) -> bool {
+        self.cases.last() == Some(&true)
+    }
+
+    /// Returns whether a line continues after its end or a semicolon: within braces of a condition,
+    /// and at the end of a line, after an operator.
+    fn continues(&self, c: char) -> bool {
+        let is = |w: &Word, text: &str| w.literal() == Some(text);
+        let last = self.line.words.last().and_then(Word::literal);
+        let operator = matches!(last, Some("&&" | "||" | "(" | "!"));
+        if c == '\n' {
+            return operator && (self.in_condition() || self.in_brackets);
+        }
+        let count = |text| self.line.words.iter().filter(|w| is(w, text)).count();
+        self.in_condition() && (count("{") > count("}") || count("(") > count(")"))
+    }
+
+    /// Adds a word. Each keyword forms its own line.
+    fn word(&mut self, word: Word) {
+        let text = word.literal().unwrap_or_default().to_owned();
+        let is_keyword = matches!(text.as_str(), "then" | "else" | "do" | "fi" | "done");
+        let alone = match text.as_str() {
+            "then" | "else" | "do" | "fi" => true,
+            // These are words of other commands, too.
+            "done" | "esac" => self.line.words.is_empty(),
+            _ => false,
+        };
+        if alone && !self.line.words.is_empty() {
+            self.end(Join::Always);
+        }
+        match text.as_str() {
+            "[[" => self.in_brackets = true,
+            "]]" => self.in_brackets = false,
+            "esac" if alone => {
+                self.cases.pop();
+            }
+            _ => {}
+        }
+        let opens_case = text == "in" && self.first() == Some("case");
+        self.line.words.push(word);
+        if alone && is_keyword && text != "done" || opens_case {
+            self.end(Join::Always);
+        }
+        if opens_case {
+            self.cases.push(true);
+        }
+    }
+
+    /// Ends a line. `join` says how the next line depends on it.
+    fn end(&mut self, join: Join) {
+        self.in_brackets = false;
+        let line = std::mem::take(&mut self.line);
+        // An operator at the end of a line joins the next line.
+        self.line.join = if line.words.is_empty() && join == Join::Always {
+            line.join
+        } else {
+            join
+        };
+        if !line.words.is_empty() || line.kind != Kind::Command {
+            self.lines.push(line);
+        }
+    }
+
+    /// Ends a branch of a `case`.
+    fn end_branch(&mut self) {
+        self.end(Join::Always);
+        if let Some(pattern) = self.cases.last_mut() {
+            *pattern = true;
+            self.line.kind = Kind::EndOfBranch;
+            self.end(Join::Always);
+        }
+    }
 }
 
 impl Lexer<'_> {
@@ -111,6 +221,63 @@ impl Lexer<'_> {
         Some(c)
     }
 
+    fn second(&self) -> Option<char> {
+        self.chars.clone().nth(1)
+    }
+
+    /// Reads the patterns of a branch of a `case` up to their bracket, or `esac`.
+    fn pattern(&mut self, splitter: &mut Splitter) -> Result<(), ConfigError> {
+        let mut words = Vec::new();
+        loop {
+            self.blanks();
+            match self.peek() {
+                None => {
+                    splitter.cases.clear();
+                    return Ok(());
+                }
+                Some('#') => self.comment(),
+                Some(')') => {
+                    self.next();
+                    break;
+                }
+                Some('\n' | '(' | '|' | ';' | '&' | '<' | '>') => {
+                    self.next();
+                }
+                Some(_) => {
+                    let word = self.word()?;
+                    if words.is_empty() && word.literal() == Some("esac") {
+                        splitter.word(word);
+                        return Ok(());
+                    }
+                    words.push(word);
+                }
+            }
+        }
+        splitter.line.words = words;
+        splitter.line.kind = Kind::Pattern;
+        splitter.end(Join::Always);
+        if let Some(pattern) = splitter.cases.last_mut() {
+            *pattern = false;
+        }
+        Ok(())
+    }
+
+    /// Reads `((…))` as three words, the second of which is the text within.
+    fn double_parentheses(&mut self) -> Vec<Word> {
+        let at = self.at;
+        self.next();
+        let before = (self.chars.clone(), self.at);
+        // Text of other languages may have brackets that do not end.
+        let Ok(inner) = self.until(at, '(', ')') else {
+            (self.chars, self.at) = before;
+            return Vec::new();
+        };
+        let inner = inner.strip_prefix('(').unwrap_or(&inner);
+        let inner = inner.strip_suffix(')').unwrap_or(inner);
+        let word = |text: &str| self.literal(at, text.to_owned());
+        vec![word("(("), word(inner), word("))")]
+    }
+
     fn error(&self, at: Position, message: &str) -> ConfigError {
         ConfigError::at(self.file, at, message)
     }
@@ -118,7 +285,7 @@ impl Lexer<'_> {
     /// Skips blanks and line continuations.
     fn blanks(&mut self) {
         while let Some(c) = self.peek() {
-            let goes_on = c == '\\' && {
+            let continued = c == '\\' && {
                 let mut ahead = self.chars.clone();
                 ahead.next();
                 let mut next = ahead.next();
@@ -127,7 +294,7 @@ impl Lexer<'_> {
                 }
                 matches!(next, Some('\n') | None)
             };
-            if goes_on {
+            if continued {
                 while self.next().is_some_and(|c| c != '\n') {}
             } else if c == ' ' || c == '\t' || c == '\r' {
                 self.next();

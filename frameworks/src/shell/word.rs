@@ -2,10 +2,36 @@
 
 use shardlab_plan::scenario::Position;
 
-/// Words up to a line's end or a semicolon.
+/// Words up to a line's end, a semicolon or an operator between commands.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     pub(super) words: Vec<Word>,
+    pub(super) kind: Kind,
+    pub(super) join: Join,
+}
+
+/// What a line is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    #[default]
+    Command,
+    /// Patterns of a branch of a `case`.
+    Pattern,
+    /// `;;`
+    EndOfBranch,
+}
+
+/// How a line depends on the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Join {
+    #[default]
+    Always,
+    /// `&&`
+    And,
+    /// `||`
+    Or,
+    /// `|`: it runs if the line before it runs.
+    Pipe,
 }
 
 /// A word and its parts.

@@ -167,7 +167,8 @@ fn a_job_that_is_not_distributed_has_one_process() {
 }
 
 /// Axolotl loads weights in the dtype of mixed precision (`resolve_dtype`, by default bfloat16).
-/// FSDP and DeepSpeed keep float32 copies of them; DDP does not.
+/// FSDP1 and DeepSpeed keep float32 copies of them; DDP does not, nor Axolotl's own code for FSDP2
+/// (`fsdp2_prepare_model`, which replaces Accelerate's).
 #[test]
 fn weights_of_axolotl_have_the_dtype_of_computation() {
     let base = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\noptimizer: adamw_torch_fused\n";
@@ -184,8 +185,13 @@ fn weights_of_axolotl_have_the_dtype_of_computation() {
     has(&of("bf16: auto\n"), low);
     has(&of(""), low);
     has(&of("bf16: false\n"), [None, None, None]);
+    let fsdp2 = of("bf16: true\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n");
+    has(&fsdp2, low);
+    // Accelerate reduces in the dtype of computation.
+    let reduced = setting(&fsdp2, "precision.reduce_dtype");
+    assert_eq!(reduced.as_deref(), Some("\"bf16\""));
     has(
-        &of("bf16: true\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"),
+        &of("bf16: true\nfsdp: [full_shard]\nfsdp_config: {fsdp_version: 1}\n"),
         [None, None, None],
     );
     // PEFT keeps adapters in float32.

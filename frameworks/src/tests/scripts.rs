@@ -626,3 +626,62 @@ fn gpus_of_the_command_line_replace_processes_per_node() {
     let (world, each, _) = read("h100");
     assert_eq!((world, each), (2, 2));
 }
+
+const ARGUMENTS: &str =
+    "train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1";
+
+/// open-instruct's `finetune.py` sets `bnb_4bit_compute_dtype=torch.bfloat16`, and `clip_grad_norm`
+/// is -1 by default (`scripts/finetune_qlora_with_accelerate.sh`).
+#[test]
+fn qlora_of_open_instruct_computes_in_bfloat16_without_clipping() {
+    let job = read(&format!(
+        "accelerate launch --num_processes 8 {ARGUMENTS} --use_qlora --use_lora --lora_rank 64 \
+         --use_slow_tokenizer --max_seq_length 4096\n"
+    ));
+    has(
+        &job,
+        &[
+            ("precision.param_dtype", "\"bf16\""),
+            ("precision.frozen_params", "\"nf4\""),
+            ("train.clip_norm", "0.0"),
+        ],
+    );
+}
+
+/// `finetune_llama3.py` of taishan1994/Llama3.1-Finetuning quantizes if `q_lora` is given; with
+/// `load_in_4bit`, without `bnb_4bit_use_double_quant`.
+#[test]
+fn two_keys_for_four_bits_agree() {
+    let of = |more: &str| {
+        let job = read(&format!(
+            "torchrun --nproc_per_node 8 {ARGUMENTS} --bf16 True --use_lora --lora_r 8 {more}\n"
+        ));
+        setting(&job, "precision.frozen_params")
+    };
+    let name = |name: &str| Some(format!("\"{name}\""));
+    assert_eq!(of("--load_in_4bit --q_lora"), name("nf4_f32"));
+    assert_eq!(of("--q_lora"), name("nf4"));
+    assert_eq!(of("--load_in_4bit"), name("nf4_f32"));
+}
+
+/// `meteora_train.py` of NJUDeepEngine/meteora passes it on as `gradient_checkpointing`.
+#[test]
+fn checkpointing_of_scripts_is_read() {
+    let job = read(&format!(
+        "torchrun --nproc_per_node 8 {ARGUMENTS} --use_gradient_checkpointing True\n"
+    ));
+    has(&job, &[("train.recompute", "\"full\"")]);
+}
+
+/// PEFT 0.21 adapts the output layer and the embedding if they are named.
+#[test]
+fn adapters_outside_of_blocks_have_a_true_reason() {
+    let job = read(&format!(
+        "torchrun --nproc_per_node 8 {ARGUMENTS} --bf16 True --use_peft --lora_r 8 \
+         --lora_target_modules q_proj lm_head\n"
+    ));
+    let (_, why) = row(&job, "lora_target_modules");
+    assert!(why.contains("PEFT adapts this layer, too"), "{why}");
+    let mut doubts = job.rows().iter().filter_map(|r| r.doubt.as_ref());
+    assert!(doubts.any(|d| d.message.contains("lm_head")));
+}

@@ -26,6 +26,11 @@ fn mode_selective_recomputes_every_second_matmul() {
         &[
             ("train.recompute", "\"selective\""),
             ("train.recompute_nth_matmul", "2"),
+            // `_grouped_mm` is in no list of torchtitan (`_get_default_save_ops`).
+            (
+                "train.recompute_save",
+                r#"["mm", "addmm", "attention", "conv"]"#,
+            ),
         ],
     );
     assert_eq!(row(&job, "activation_checkpoint.mode").0, Status::Used);
@@ -200,4 +205,16 @@ fn deterministic_training_is_read_in_both_sections() {
     for text in ["deterministic = true\n", "[debug]\ndeterministic = true\n"] {
         has(&read(NEW, text), &[("precision.deterministic", "true")]);
     }
+}
+
+/// `CheckpointWrapper` passes `early_stop=False` since August 2025, so recompute runs to the end of
+/// a block.
+#[test]
+fn recompute_without_early_stop_is_named() {
+    let job = checkpointing("mode = \"full\"\nearly_stop = false\n");
+    let (status, why) = row(&job, "activation_checkpoint.early_stop");
+    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{why}");
+    let job = checkpointing("mode = \"full\"\nearly_stop = true\n");
+    let (status, _) = row(&job, "activation_checkpoint.early_stop");
+    assert_eq!(status, Status::NoCounterpart(Lack::Nothing));
 }

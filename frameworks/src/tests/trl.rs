@@ -36,6 +36,29 @@ fn the_default_loss_of_trl_is_computed_in_chunks() {
     assert_eq!(setting(&job, "train.loss"), None);
 }
 
+/// TRL 0.20 removed `max_seq_length`, before recompute and the loss in chunks became defaults.
+#[test]
+fn files_for_old_versions_of_trl_have_their_defaults() {
+    let text = SFT.replace("max_length", "max_seq_length");
+    let read = |more: &str| try_text("sft.yaml", &format!("{text}{more}"), &eight()).unwrap();
+    has(
+        &read(""),
+        &[
+            ("train.seq_len", "8192"),
+            ("train.recompute", "\"none\""),
+            ("train.loss", "\"materialized\""),
+        ],
+    );
+    let given = read("gradient_checkpointing: true\nuse_liger_kernel: true\n");
+    has(
+        &given,
+        &[
+            ("train.recompute", "\"full\""),
+            ("train.loss", "\"chunked\""),
+        ],
+    );
+}
+
 /// `loss_type` of other trainers says nothing about logits.
 #[test]
 fn other_losses_of_the_same_key_are_numbers_only() {

@@ -1,10 +1,11 @@
 //! Supplies Axolotl's defaults.
 //!
-//! Source: `utils/schemas/config.py` of Axolotl.
+//! Sources: `utils/schemas/config.py` and `monkeypatch/accelerate/fsdp2.py` of Axolotl.
 
 use super::{has, in_bf16};
 use crate::draft::Draft;
 use crate::error::ConfigError;
+use crate::table::Fact;
 
 /// Axolotl's keys for the dtype.
 const DTYPES: [&str; 6] = [
@@ -25,4 +26,11 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
         return Ok(());
     }
     in_bf16(draft, "Axolotl's default (bf16: auto)")
+}
+
+/// Returns whether parameters are sharded in the dtype in which they are loaded. Under FSDP2,
+/// Axolotl replaces Accelerate's `fsdp2_prepare_model`, and its version converts no parameters
+/// since July 2025 (#2760).
+pub(super) fn keeps_weights(draft: &Draft) -> bool {
+    draft.fact(Fact::FsdpVersion).is_some_and(|v| v.value == 2)
 }

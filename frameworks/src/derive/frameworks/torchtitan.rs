@@ -89,6 +89,9 @@ fn recompute(draft: &mut Draft) -> Result<(), ConfigError> {
     selective(draft, row, option.map(|o| (o.row, o.value)))
 }
 
+/// Operations that option `op` saves. No version saves grouped matmuls of experts (`_grouped_mm`).
+const SAVED: [&str; 4] = ["mm", "addmm", "attention", "conv"];
+
 fn selective(
     draft: &mut Draft,
     mode: usize,
@@ -107,6 +110,8 @@ fn selective(
     });
     if every == 0 {
         draft.set(mode, RECOMPUTE, quoted("selective"))?;
+        let saved = SAVED.map(str::to_owned);
+        draft.set(row, "train.recompute_save", list(&saved))?;
         return draft.set(row, "train.recompute_nth_matmul", "2".to_owned());
     }
     draft.set(mode, RECOMPUTE, quoted("full"))?;

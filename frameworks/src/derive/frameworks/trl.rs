@@ -1,9 +1,9 @@
 //! Supplies TRL's defaults.
 //!
 //! Sources: `trl/trainer/{base,sft}_config.py`, `trl/trainer/sft_trainer.py` and
-//! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16.
+//! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16; pull request #3912 on `max_seq_length`.
 
-use super::{all_linear, has};
+use super::{all_linear, has, in_bf16};
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
@@ -38,8 +38,12 @@ const OF_OPEN_INSTRUCT: [&str; 4] = [
 pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     draft.assume("train.seq_len", "1024", "TRL's default (max_length)");
     if !has(draft, &["gradient_checkpointing"]) {
-        let why = "the default of current versions of TRL";
-        draft.assume("train.recompute", quoted("full"), why);
+        let (value, why) = if is_old(draft) {
+            ("none", OLD)
+        } else {
+            ("full", "the default of current versions of TRL")
+        };
+        draft.assume("train.recompute", quoted(value), why);
     }
     if !has(draft, &["bf16", "fp16"]) {
         let row = draft.suppose("bf16", "true", "the default of current versions of TRL");
@@ -58,9 +62,21 @@ fn loss(draft: &mut Draft) -> Result<(), ConfigError> {
     if decided || other.into_iter().any(|fact| draft.fact(fact).is_some()) {
         return Ok(());
     }
+    if is_old(draft) {
+        draft.assume("train.loss", quoted("materialized"), OLD);
+        return Ok(());
+    }
     let row = draft.suppose("loss_type", "chunked_nll", CHUNKED);
     draft.apply(row, chunked_nll())
 }
+
+/// Returns whether a job runs with old versions of TRL only: 0.20 removed `max_seq_length` (July
+/// 2025). Recompute became the default in August 2025, and the loss in chunks in 1.7.
+fn is_old(draft: &Draft) -> bool {
+    has(draft, &["max_seq_length"])
+}
+
+const OLD: &str = "the default of TRL before 0.20, the last with max_seq_length";
 
 /// Why the loss is chunked. TRL 1.15 computes tiles of 4,096 tokens and 32,768 words without
 /// `torch.utils.checkpoint`, whose memory is closer to that of small chunks than to that of all
@@ -76,7 +92,30 @@ pub(super) fn defaults_of_trainer(draft: &mut Draft) -> Result<(), ConfigError> 
     if is_trl(draft) {
         return defaults(draft);
     }
+    open_instruct(draft)?;
     lora_of_scripts(draft)
+}
+
+/// Sets what open-instruct's `finetune.py` does without a key: it computes QLoRA in bfloat16, and
+/// does not clip gradients.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn open_instruct(draft: &mut Draft) -> Result<(), ConfigError> {
+    if !has(
+        draft,
+        &["use_qlora", "use_slow_tokenizer", "dataset_mixer_list"],
+    ) {
+        return Ok(());
+    }
+    if !has(draft, &["clip_grad_norm", "max_grad_norm"]) {
+        let why = "open-instruct's default (clip_grad_norm = -1)";
+        draft.assume("train.clip_norm", "0.0", why);
+    }
+    if draft.fact(Fact::FourBits).is_some() {
+        in_bf16(draft, "open-instruct's code (bnb_4bit_compute_dtype)")?;
+    }
+    Ok(())
 }
 
 /// Sets what scripts with adapters that are not TRL's do without a key: those in the style of
