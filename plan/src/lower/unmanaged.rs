@@ -85,6 +85,7 @@ impl Unmanaged {
             compute: Vec::new(),
             pieces: None,
             maxima: None,
+            rows: None,
         })
     }
 
