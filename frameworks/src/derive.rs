@@ -519,9 +519,6 @@ fn find_model(reader: &mut Reader, rules: &[&Rules], options: &Options) -> Resul
             draft.set(family.row, "model.preset", quoted(preset))?;
         }
         draft.set(flavor.row, "model.preset", quoted(preset))?;
-        if experts::has_experts(draft) {
-            experts::balanced(draft, flavor.row)?;
-        }
         return Ok(());
     }
     if draft.value("model.layers").is_some() || draft.fact(Fact::Mpt).is_some() {

@@ -825,7 +825,7 @@ fn updates_of_router_biases_are_read() {
         let [(Some(place), status)] = &sets(&job)[..] else {
             panic!("{flavor}: one row")
         };
-        assert!(place.ends_with(&format!("titan.toml:{line}:10")), "{place}");
+        assert!(place.ends_with(&format!("titan.toml:{line}:1")), "{place}");
         assert_eq!(*status, Status::Used);
         assert_eq!(speed_of(&mut job), 0.001, "{flavor}");
     }

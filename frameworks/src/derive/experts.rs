@@ -44,6 +44,11 @@ const KIND: &str = "model.aux_loss_kind";
 /// Fails if another key gives a different value.
 pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
     make(draft)?;
+    if let Some(flavor) = draft.flavor.clone()
+        && has_experts(draft)
+    {
+        balanced(draft, flavor.row)?;
+    }
     router_bias(draft);
     Ok(())
 }
@@ -67,7 +72,7 @@ fn router_bias(draft: &mut Draft) {
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn balanced(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
+fn balanced(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
     draft.set(row, BIAS, "true".to_owned())?;
     draft.set(row, SPEED, RATE.to_owned())
 }
