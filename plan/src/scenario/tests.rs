@@ -14,6 +14,7 @@ macro_rules! config {
 
 mod aliases;
 mod bad;
+mod class_sizes;
 mod classes;
 mod defaults;
 mod documents;

@@ -1,0 +1,37 @@
+//! Sizes that classes of transformers compute or default, where a file says nothing or something
+//! unusual. Numbers of parameters are those of the classes of transformers 5.24 on torch's meta
+//! device, unless a test says otherwise.
+
+use super::huggingface::{fault, parameters, read};
+use serde_json::{Value, json};
+
+/// Returns the parameters of a file.
+fn count(test: &str, config: &Value) -> u64 {
+    parameters(&read(test, &config.to_string(), &[]).unwrap_or_else(|e| panic!("{e}")))
+}
+
+#[test]
+fn keys_of_mpt_are_those_of_its_type_of_attention() {
+    let of = |attention: Value| {
+        json!({"model_type": "mpt", "architectures": ["MPTForCausalLM"], "d_model": 3072,
+            "n_heads": 24, "n_layers": 32, "vocab_size": 32768, "max_seq_len": 4096,
+            "expansion_ratio": 4, "no_bias": true, "attn_config": attention})
+    };
+    let blocks = |qkv: u64| 32 * (3072 * (qkv + 3072 + 8 * 3072) + 2 * 3072);
+    let rest = 3072 + 32768 * 3072;
+    let grouped = of(json!({"attn_type": "grouped_query_attention", "kv_n_heads": 8}));
+    assert_eq!(count("mpt-grouped", &grouped), 3_322_088_448);
+    assert_eq!(count("mpt-grouped", &grouped), blocks(5120) + rest);
+    let one = of(json!({"attn_type": "multiquery_attention"}));
+    assert_eq!(count("mpt-one", &one), blocks(3072 + 2 * 128) + rest);
+    // Another type of attention does not read the number.
+    let all = of(json!({"attn_type": "multihead_attention", "kv_n_heads": 8}));
+    assert_eq!(count("mpt-all", &all), blocks(3 * 3072) + rest);
+    let why = fault(
+        "mpt-missing",
+        &of(json!({"attn_type": "grouped_query_attention"})).to_string(),
+    );
+    assert!(why.contains("needs `attn_config.kv_n_heads`"), "{why}");
+    let why = fault("mpt-other", &of(json!({"attn_type": "linear"})).to_string());
+    assert!(why.contains("must be multihead_attention"), "{why}");
+}
