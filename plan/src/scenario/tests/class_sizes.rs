@@ -35,3 +35,20 @@ fn keys_of_mpt_are_those_of_its_type_of_attention() {
     let why = fault("mpt-other", &of(json!({"attn_type": "linear"})).to_string());
     assert!(why.contains("must be multihead_attention"), "{why}");
 }
+
+#[test]
+fn heads_of_mamba2_follow_from_its_width() {
+    let mut file = json!({"model_type": "mamba2", "hidden_size": 1024, "expand": 2,
+        "head_dim": 64, "n_groups": 1, "num_hidden_layers": 48, "state_size": 128,
+        "conv_kernel": 4, "chunk_size": 256, "use_bias": false, "use_conv_bias": true,
+        "tie_word_embeddings": false, "vocab_size": 32000});
+    assert_eq!(count("mamba2", &file), 382_387_712);
+    file["num_heads"] = 32.into();
+    assert_eq!(count("mamba2", &file), 382_387_712);
+    file["num_heads"] = 64.into();
+    let why = fault("mamba2-heads", &file.to_string());
+    assert!(
+        why.contains("`num_heads` (64) must be `hidden_size` times `expand` (2048)"),
+        "{why}"
+    );
+}
