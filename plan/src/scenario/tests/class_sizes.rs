@@ -52,3 +52,64 @@ fn heads_of_mamba2_follow_from_its_width() {
         "{why}"
     );
 }
+
+#[test]
+fn a_language_model_without_fields_has_the_sizes_of_its_class() {
+    let tower = |model_type: &str| json!({"model_type": model_type});
+    let files = [
+        (
+            json!({"model_type": "voxtral", "text_config": {"model_type": "llama"},
+                "audio_config": tower("voxtral_encoder")}),
+            4_676_271_104,
+        ),
+        (
+            json!({"model_type": "voxtral", "audio_config": tower("voxtral_encoder"),
+                "text_config": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
+                    "intermediate_size": 96, "vocab_size": 256, "num_attention_heads": 8}}),
+            637_614_272,
+        ),
+        (
+            json!({"model_type": "mllama", "text_config": tower("mllama_text_model"),
+                "vision_config": tower("mllama_vision_model")}),
+            10_642_941_475,
+        ),
+        (
+            json!({"model_type": "blip-2", "text_config": tower("opt"),
+                "qformer_config": tower("blip_2_qformer"),
+                "vision_config": tower("blip_2_vision_model")}),
+            1_216_944_384,
+        ),
+        (
+            json!({"model_type": "instructblip", "text_config": tower("opt"),
+                "qformer_config": tower("instructblip_qformer"),
+                "vision_config": tower("instructblip_vision_model")}),
+            1_297_466_112,
+        ),
+        (
+            json!({"model_type": "paddleocr_vl", "text_config": tower("paddleocr_vl_text"),
+                "vision_config": tower("paddleocr_vl_vision")}),
+            799_695_472,
+        ),
+        (
+            json!({"model_type": "minimax_m3_vl", "text_config": tower("minimax_m3_vl_text"),
+                "vision_config": tower("minimax_m3_vl_vision")}),
+            448_052_008_448,
+        ),
+        (
+            json!({"model_type": "qwen2_5_omni_thinker", "text_config": tower("qwen2_5_omni_text"),
+                "vision_config": tower("qwen2_5_omni_vision_encoder"),
+                "audio_config": tower("qwen2_5_omni_audio_encoder")}),
+            11_338_288_896,
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (n, (file, known)) in files.into_iter().enumerate() {
+        let ours = read(&format!("no-fields-{n}"), &file.to_string(), &[]);
+        match ours.map(|s| parameters(&s)) {
+            Ok(ours) if ours == known => {}
+            Ok(ours) => wrong.push(format!("{file}: {ours}, not {known}")),
+            Err(why) => wrong.push(format!("{file}: {why}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
