@@ -3,6 +3,7 @@
 //! device, unless a test says otherwise.
 
 use super::huggingface::{fault, parameters, read};
+use crate::config::Activation;
 use serde_json::{Value, json};
 
 /// Returns the parameters of a file.
@@ -51,6 +52,18 @@ fn heads_of_mamba2_follow_from_its_width() {
         why.contains("`num_heads` (64) must be `hidden_size` times `expand` (2048)"),
         "{why}"
     );
+}
+
+#[test]
+fn gpt_neox_has_other_activations() {
+    let file = json!({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"],
+        "hidden_act": "gelu_fast", "hidden_size": 6144, "intermediate_size": 24576,
+        "max_position_embeddings": 2048, "num_attention_heads": 64, "num_hidden_layers": 44,
+        "rotary_pct": 0.25, "tie_word_embeddings": false, "vocab_size": 50432});
+    let scenario = read("neox", &file.to_string(), &[]).unwrap();
+    let activation = scenario.model.options.activation;
+    assert_eq!(activation, Some(Activation::GeluTanh));
+    assert_eq!(parameters(&scenario), 20_554_567_680);
 }
 
 #[test]
