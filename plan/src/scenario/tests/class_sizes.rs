@@ -67,6 +67,21 @@ fn gpt_neox_has_other_activations() {
 }
 
 #[test]
+fn a_single_expert_of_jamba_is_a_dense_layer() {
+    let file = json!({"model_type": "jamba", "architectures": ["JambaForCausalLM"],
+        "attn_layer_offset": 7, "attn_layer_period": 14, "expert_layer_offset": 1,
+        "expert_layer_period": 2, "hidden_act": "silu", "hidden_size": 2560,
+        "intermediate_size": 8192, "mamba_conv_bias": true, "mamba_d_conv": 4,
+        "mamba_d_state": 16, "mamba_dt_rank": 160, "mamba_expand": 2, "mamba_proj_bias": false,
+        "max_position_embeddings": 262_144, "num_attention_heads": 20, "num_experts": 1,
+        "num_experts_per_tok": 1, "num_hidden_layers": 28, "num_key_value_heads": 1,
+        "tie_word_embeddings": true, "vocab_size": 65536});
+    let scenario = read("jamba", &file.to_string(), &[]).unwrap();
+    assert!(!scenario.model.has_experts());
+    assert_eq!(parameters(&scenario), 3_029_337_472);
+}
+
+#[test]
 fn a_language_model_without_fields_has_the_sizes_of_its_class() {
     let tower = |model_type: &str| json!({"model_type": model_type});
     let files = [

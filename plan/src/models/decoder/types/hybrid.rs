@@ -348,6 +348,11 @@ fn mamba2_heads(file: Fields<'_>) -> Result<(u64, u64), String> {
     }
 }
 
+/// Returns a value of Jamba's experts; nothing with a single one, which is a dense layer there.
+fn of_several(file: Fields<'_>, value: Value) -> Option<Value> {
+    (integer(file, "num_experts", 16) != 1).then_some(value)
+}
+
 /// Sizes of Falcon-H1, whose multipliers of parts are not planned.
 const FALCON_MAMBA2: Field = derived(
     "ssm",
@@ -652,13 +657,22 @@ pub(super) const EXPERTS: &[HfType] = &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS, TIED,
         ],
         fields: &[
-            field(
+            number(
                 &["num_experts"],
-                Meaning::Default("experts", Given::Int(16)),
+                "experts",
+                |file| Ok(of_several(file, file("num_experts").unwrap_or(16.into()))),
+                |model| Some(model["experts"].clone()),
             ),
-            field(
+            number(
                 &["num_experts_per_tok"],
-                Meaning::Default("top_k", Given::Int(2)),
+                "top_k",
+                |file| {
+                    Ok(of_several(
+                        file,
+                        file("num_experts_per_tok").unwrap_or(2.into()),
+                    ))
+                },
+                |model| Some(model["top_k"].clone()),
             ),
             derived(
                 "layer_types",
