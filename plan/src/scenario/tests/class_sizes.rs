@@ -141,3 +141,19 @@ fn a_language_model_without_fields_has_the_sizes_of_its_class() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+#[test]
+fn classifiers_of_pairs_have_a_layer_before_the_scores() {
+    let bart = json!({"model_type": "bart", "architectures": ["BartForSequenceClassification"],
+        "vocab_size": 256, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_ffn_dim": 80, "decoder_ffn_dim": 96, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 4, "max_position_embeddings": 64, "num_labels": 2});
+    let pegasus = json!({"model_type": "bigbird_pegasus",
+        "architectures": ["BigBirdPegasusForSequenceClassification"], "vocab_size": 256,
+        "d_model": 64, "encoder_layers": 3, "decoder_layers": 2, "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "max_position_embeddings": 96, "block_size": 4, "num_random_blocks": 3,
+        "attention_type": "block_sparse"});
+    assert_eq!(count("bart-scores", &bart), 102_770);
+    assert_eq!(count("pegasus-scores", &pegasus), 211_682);
+}
