@@ -260,7 +260,14 @@ impl<'t> Config<'t> {
         error.with_help(match self.closest_with(d, value, name) {
             Some(near) => format!("--as {near} plans it as one, with this `{name}`"),
             None => {
-                format!("a copy of the file with \"{name}\": {quoted} is planned")
+                let planned = format!("a copy of the file with \"{name}\": {quoted} is planned");
+                match self.dropped(kind).join(", ") {
+                    unread if unread.is_empty() => planned,
+                    unread => format!(
+                        "{planned}, but it is another model: a {} does not use {unread}",
+                        kind.hf.model_type
+                    ),
+                }
             }
         })
     }

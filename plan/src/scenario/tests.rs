@@ -16,6 +16,7 @@ mod aliases;
 mod bad;
 mod class_sizes;
 mod classes;
+mod closest;
 mod defaults;
 mod documents;
 mod expert_parallel;

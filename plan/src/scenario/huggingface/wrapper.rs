@@ -5,7 +5,7 @@ use super::super::keys::Key;
 use super::super::merge::Document;
 use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
-use super::unknown::takes;
+use super::unknown::{closest_alone, takes};
 use super::{Config, Kind};
 use crate::models::{self, CLASS_DEFAULTS, Fields, HfWrapper, TEXT_DEFAULTS, Ties, WRAPPERS};
 use serde_json::value::RawValue;
@@ -273,9 +273,7 @@ impl<'t> Config<'t> {
             );
             let error = d.error(given.origin, what);
             match self.closest(d, &given) {
-                Some(name) => {
-                    error.with_help(format!("--as {name} plans its language model alone"))
-                }
+                Some(name) => error.with_help(closest_alone(name)),
                 None => error,
             }
         })

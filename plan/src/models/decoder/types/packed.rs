@@ -134,7 +134,11 @@ fn falcon_residual(file: Fields<'_>) -> Result<Option<Value>, String> {
 const FALCON: &[Field] = &[
     VOCAB,
     HIDDEN,
-    LAYERS,
+    // RefinedWeb, Falcon's first name.
+    Field {
+        names: &["num_hidden_layers", "n_layer"],
+        ..LAYERS
+    },
     POSITIONS,
     TIED_BY_DEFAULT,
     Field {
