@@ -8,6 +8,7 @@
 pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ("afmoe", r#"{"num_shared_experts": 2}"#),
     ("albert", r#"{"max_position_embeddings": 512}"#),
+    ("axk1", r#"{"n_shared_experts": 1, "q_lora_rank": 1536}"#),
     ("bart", r#"{"max_position_embeddings": 1024}"#),
     ("bert", r#"{"max_position_embeddings": 512}"#),
     ("biogpt", r#"{"max_position_embeddings": 1024}"#),
