@@ -33,7 +33,7 @@ mod stages;
 pub(crate) mod testing;
 mod windows;
 
-pub use decoder::{CLASS_DEFAULTS, WRAPPERS};
+pub use decoder::{CLASS_DEFAULTS, TEXT_DEFAULTS, WRAPPERS};
 pub use hf::{
     BiasPart, Computed, Field, Fields, Given, HfType, HfWrapper, Meaning, Ties, changes_training,
 };

@@ -83,7 +83,7 @@ use shortcut::Shortcut;
 use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
 pub(super) use types::{APPROXIMATED, NOT_PLANNED, VARIANTS};
-pub use types::{CLASS_DEFAULTS, WRAPPERS};
+pub use types::{CLASS_DEFAULTS, TEXT_DEFAULTS, WRAPPERS};
 use vision::Tower;
 
 pub(super) struct Decoder {

@@ -6,6 +6,7 @@ use crate::config::{Activation, Family, Model};
 pub(super) fn activation(m: &Model) -> Activation {
     m.options.activation.unwrap_or(match m.family {
         Family::Gpt2 => Activation::GeluNew,
+        Family::GptNeox => Activation::Gelu,
         _ => Activation::Silu,
     })
 }

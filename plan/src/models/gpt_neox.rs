@@ -1,10 +1,12 @@
 //! GPT-NeoX and Pythia: LayerNorm with bias, partial rotary embedding, query-key-value projection
-//! stored per head, exact GELU, and attention next to the feed-forward layer (parallel residual).
+//! stored per head, GELU, and attention next to the feed-forward layer (parallel residual).
 
 use super::Forward;
+use super::activation::activate;
 use super::build::Builder;
 use super::classes::{self, Scores};
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
+use super::defaults;
 use super::hf::{
     FFN, Field, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, VOCAB, field,
 };
@@ -26,6 +28,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "vocab",
         "tie_embeddings",
         "norm_eps",
+        "activation",
         "rope_theta",
         "partial_rotary_factor",
         "parallel_residual",
@@ -60,6 +63,16 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     declare: |d, m| Box::new(GptNeox::new(d, m)),
 };
 
+/// Words of transformers for activations. The first one is the default of the class.
+const ACTIVATIONS: &[(&str, &str)] = &[
+    ("gelu", "gelu"),
+    ("gelu_pytorch_tanh", "gelu_tanh"),
+    ("gelu_fast", "gelu_tanh"),
+    ("gelu_new", "gelu_new"),
+    ("relu", "relu"),
+    ("silu", "silu"),
+];
+
 const HF: &[HfType] = &[HfType {
     model_type: "gpt_neox",
     architecture: "GPTNeoXForCausalLM",
@@ -71,7 +84,7 @@ const HF: &[HfType] = &[HfType {
         FFN,
         LAYERS,
         HEADS,
-        field(&["hidden_act"], Meaning::Word(&["gelu"])),
+        field(&["hidden_act"], Meaning::Choice("activation", ACTIVATIONS)),
         POSITIONS,
         field(&["layer_norm_eps"], Meaning::Optional("norm_eps")),
         Field {
@@ -211,7 +224,7 @@ impl Block {
         let y = b.layer_norm(self.post_norm, x);
         b.within(self.mlp, |b| {
             let up = b.linear(self.up, y);
-            let act = b.g.unary(OpKind::GeluErf, up);
+            let act = activate(b, defaults::activation(&b.s.model), up);
             let down = b.linear(self.down, act);
             b.dropout(down, b.s.model.options.dropout)
         })

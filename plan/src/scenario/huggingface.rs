@@ -202,13 +202,15 @@ impl<'t> Config<'t> {
     fn add_class_defaults(&mut self, kind: Kind, wrapper: Option<&models::HfWrapper>) {
         let named = self.get("model_type");
         let named = named.as_ref().and_then(Value::str);
-        let name = match wrapper {
-            Some(wrapper) => named.unwrap_or(wrapper.text_name()),
-            None => named
-                .filter(|name| models::type_of_part(name) == kind.hf.model_type)
-                .unwrap_or(kind.hf.model_type),
+        let own = match wrapper {
+            Some(wrapper) => wrapper::text_defaults(wrapper, named.unwrap_or(wrapper.text_name())),
+            None => wrapper::class_defaults(
+                named
+                    .filter(|name| models::type_of_part(name) == kind.hf.model_type)
+                    .unwrap_or(kind.hf.model_type),
+            ),
         };
-        for (name, raw) in wrapper::class_defaults(name) {
+        for (name, raw) in own {
             let mut own = kind.hf.all_fields().filter(|f| f.names.contains(&name));
             let given = |f: &models::Field| {
                 let required = matches!(f.meaning, Meaning::Required(_));
@@ -258,7 +260,14 @@ impl<'t> Config<'t> {
         error.with_help(match self.closest_with(d, value, name) {
             Some(near) => format!("--as {near} plans it as one, with this `{name}`"),
             None => {
-                format!("a copy of the file with \"{name}\": {quoted} is planned")
+                let planned = format!("a copy of the file with \"{name}\": {quoted} is planned");
+                match self.dropped(kind).join(", ") {
+                    unread if unread.is_empty() => planned,
+                    unread => format!(
+                        "{planned}, but it is another model: a {} does not use {unread}",
+                        kind.hf.model_type
+                    ),
+                }
             }
         })
     }

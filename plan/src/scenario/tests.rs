@@ -14,7 +14,9 @@ macro_rules! config {
 
 mod aliases;
 mod bad;
+mod class_sizes;
 mod classes;
+mod closest;
 mod defaults;
 mod documents;
 mod expert_parallel;

@@ -46,7 +46,8 @@ impl Output {
         let encoder = m.family == Family::Bert || images;
         // The head of T5 and BART has a layer of its own before the scores, T5Gemma's has none.
         let pair = m.options.context.encoder_layers > 0;
-        let alone = m.options.context.encoder.is_some();
+        let encoder_of_pair = m.options.context.encoder.as_ref();
+        let alone = encoder_of_pair.is_some_and(|encoder| encoder.own_tokens);
         let transforms = match kind {
             Head::LanguageModel | Head::SequenceClassification
                 if m.options.output.output_transform =>

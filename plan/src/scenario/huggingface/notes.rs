@@ -90,12 +90,7 @@ impl Config<'_> {
                 "`_attn_implementation` ({word}) is not used: model.attn_implementation says whose attention is predicted"
             ));
         }
-        let dropped: Vec<&str> = self.fields.keys().map(String::as_str).collect();
-        let dropped = dropped
-            .into_iter()
-            .filter(|name| self.is_dropped(name, kind));
-        let names = dropped.map(str::to_owned).chain(self.dropped_rope(kind));
-        let dropped: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        let dropped = self.dropped(kind);
         if !dropped.is_empty() {
             notes.push(format!(
                 "a {} does not use {}",
@@ -124,6 +119,16 @@ impl Config<'_> {
             ));
         }
         notes
+    }
+
+    /// Returns the fields that have values which nothing reads, in quotes.
+    pub(super) fn dropped(&self, kind: Kind) -> Vec<String> {
+        let names = self
+            .fields
+            .keys()
+            .filter(|name| self.is_dropped(name, kind));
+        let names = names.cloned().chain(self.dropped_rope(kind));
+        names.map(|name| format!("`{name}`")).collect()
     }
 
     /// Returns whether a field has a value that nothing reads.

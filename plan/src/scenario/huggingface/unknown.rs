@@ -11,11 +11,13 @@ use crate::names::nearest;
 use std::collections::BTreeSet;
 
 /// Fields that say that a type has parts which dense decoders lack, with the parts.
-const PARTS: [(&str, &str); 12] = [
+const PARTS: [(&str, &str); 14] = [
     ("num_experts", "experts"),
     ("num_local_experts", "experts"),
     ("n_routed_experts", "experts"),
     ("moe_intermediate_size", "experts"),
+    ("moe_num_experts", "experts"),
+    ("moe_num_primary_experts", "experts"),
     ("ffn_config.moe_num_experts", "experts"),
     ("kv_lora_rank", "latent attention"),
     ("ssm_state_size", "state-space layers"),
@@ -25,6 +27,12 @@ const PARTS: [(&str, &str); 12] = [
     ("img_processor", "a vision tower"),
     ("image_size", "images as inputs"),
 ];
+
+/// Keys of parts that only types with sizes of their own for them have.
+const OWN_PARTS: [&str; 2] = ["linear_attention", "ssm"];
+
+/// The field of the number of tokens that language models know.
+const VOCABULARY: &str = "vocab_size";
 
 /// Types that are named first if others agree as well with a file.
 const USUAL: [&str; 2] = ["llama", "gpt2"];
@@ -61,15 +69,21 @@ impl Config<'_> {
         };
         let error = d.error(given.origin, what);
         if wraps {
+            if let Some(name) = self.language_model(d, given) {
+                return error.with_help(format!("--as {name} plans its language model alone"));
+            }
             let inner = self.inner();
-            let alone = self.language_model();
-            let alone = alone.or_else(|| inner.as_ref().unwrap_or(self).closest(d, given));
-            return match alone {
-                Some(name) => {
-                    error.with_help(format!("--as {name} plans its language model alone"))
-                }
-                None => error.with_help(NO_TYPE.to_owned()),
+            let near = inner.as_ref().unwrap_or(self).closest(d, given);
+            return error.with_help(near.map_or_else(|| NO_TYPE.to_owned(), closest_alone));
+        }
+        if self.lacks_vocabulary() {
+            let help = match self.closest_with_vocabulary() {
+                Some(near) => format!(
+                    "`vocab_size` is missing: with it, its fields are closest to those of type {near}"
+                ),
+                None => "`vocab_size` is missing".to_owned(),
             };
+            return error.with_help(help);
         }
         error.with_help(match self.closest(d, given) {
             Some(near) => format!(
@@ -80,24 +94,20 @@ impl Config<'_> {
     }
 
     /// Returns the known type of the language model that a file wraps, if the file has all that it
-    /// needs.
-    fn language_model(&self) -> Option<&'static str> {
-        let place = match self.get("text_config") {
-            Some(_) => "text_config.",
-            None => "",
-        };
-        let has = |name: &str| self.get(&format!("{place}{name}")).is_some();
-        if PARTS.iter().any(|(name, _)| has(name)) {
-            return None;
-        }
-        let inner = self.get(&format!("{place}model_type"))?;
-        let mut name = inner.str()?;
+    /// needs, and the type all parts that the file has.
+    fn language_model(&self, d: &Document, given: &Value) -> Option<&'static str> {
+        let inner = self.inner();
+        let inner = inner.as_ref().unwrap_or(self);
+        let named = inner.get("model_type")?;
+        let mut name = named.str()?;
         loop {
             let known = models::hf_types().find(|(_, hf)| hf.model_type == name);
-            if let Some((_, hf)) = known {
+            if let Some((family, hf)) = known {
+                let kind = Kind { family, hf };
                 let needed = hf.all_fields().filter(|f| is_required(f));
-                let complete = needed.clone().all(|f| f.names.iter().any(|n| has(n)));
-                return complete.then_some(hf.model_type);
+                let complete = needed.clone().all(|f| inner.first(f.names).is_some());
+                let fits = complete && inner.reads_parts(kind);
+                return (fits && accepts(d, given, hf.model_type, fill)).then_some(hf.model_type);
             }
             // `qwen3_vl_text` is a `qwen3`, `qwen2_5_vl` a `qwen2`.
             name = name.rsplit_once('_')?.0;
@@ -148,17 +158,23 @@ impl Config<'_> {
         given: &Value,
         fits: impl Fn(Kind) -> bool,
     ) -> Option<&'static str> {
-        let kinds = models::hf_types().map(|(family, hf)| Kind { family, hf });
-        let mut scored: Vec<(i64, &'static str)> = kinds
-            .filter(|kind| fits(*kind) && self.has_parts_of(*kind))
-            .map(|kind| (self.agreement(kind), kind.hf.model_type))
-            .collect();
-        // Stable, so that the better known of equals comes first.
-        scored.sort_by_key(|(score, name)| (-score, !USUAL.contains(name)));
+        let scored = self.scored(|kind| fits(*kind));
         let mut names = scored.iter().map(|(_, name)| *name);
         let accepted = names.clone().find(|name| accepts(d, given, name, read));
         // The rest of the scenario may be at fault.
         accepted.or_else(|| names.find(|name| accepts(d, given, name, fill)))
+    }
+
+    /// Returns the types that a file may be of, with their agreement, the best first.
+    fn scored(&self, fits: impl Fn(&Kind) -> bool) -> Vec<(i64, &'static str)> {
+        let kinds = models::hf_types().map(|(family, hf)| Kind { family, hf });
+        let mut scored: Vec<(i64, &'static str)> = kinds
+            .filter(|kind| fits(kind) && self.has_parts_of(*kind))
+            .map(|kind| (self.agreement(kind), kind.hf.model_type))
+            .collect();
+        // Stable, so that the better known of equals comes first.
+        scored.sort_by_key(|(score, name)| (-score, !USUAL.contains(name)));
+        scored
     }
 
     /// Returns whether a file may be of a type: it has the fields that the type needs, the type has
@@ -172,11 +188,61 @@ impl Config<'_> {
         let class = classes.as_ref().and_then(|all| all.array()?.first()?.str());
         let own = class.and_then(task);
         let other_class = own.is_some() && own != task(kind.hf.architecture);
-        let own_parts = PARTS.iter().filter(|(name, _)| self.get(name).is_some());
-        let mut own_parts = own_parts.filter_map(|(name, _)| name.split('.').next());
         !other_class
             && kind.hf.all_fields().filter(|f| needed(f)).all(has)
-            && own_parts.all(|name| !self.is_dropped(name, kind))
+            && self.reads_parts(kind)
+            && !kind.hf.all_fields().any(|f| self.lacks_part(f))
+    }
+
+    /// Returns whether a field is a part of a type all of whose sizes would be defaults, because
+    /// the file has none of them.
+    fn lacks_part(&self, field: &models::Field) -> bool {
+        match field.meaning {
+            Meaning::Computed(key, computed) if OWN_PARTS.contains(&key) => {
+                let mut sizes = field.names.iter().chain(computed.also);
+                !sizes.any(|name| self.get(name).is_some())
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns whether a type has the parts that the file is known to have.
+    fn reads_parts(&self, kind: Kind) -> bool {
+        let own = PARTS.iter().filter(|(name, _)| self.get(name).is_some());
+        let mut own = own.filter_map(|(name, _)| name.split('.').next());
+        own.all(|name| !self.is_dropped(name, kind))
+    }
+
+    /// Returns whether a file has the blocks of a language model and no vocabulary, although
+    /// nothing says that its inputs are images or sounds.
+    fn lacks_vocabulary(&self) -> bool {
+        const OTHER_INPUTS: [&str; 8] = [
+            "image", "patch", "channels", "mel", "conv", "feature", "audio", "vocab",
+        ];
+        let other = |name: &String| OTHER_INPUTS.iter().any(|part| name.contains(part));
+        let sizes = [
+            ["hidden_size", "n_embd", "d_model"],
+            ["num_hidden_layers", "n_layer", "n_layers"],
+        ];
+        sizes.iter().all(|names| self.first(names).is_some()) && !self.fields.keys().any(other)
+    }
+
+    /// Returns the type that reads the most fields of the file, if it had a vocabulary.
+    fn closest_with_vocabulary(&self) -> Option<&'static str> {
+        let mut with = Config {
+            source: self.source,
+            text: self.text,
+            fields: self.fields.clone(),
+            specials: self.specials.clone(),
+            whole_base: None,
+        };
+        let size = serde_json::from_str("1").expect("a number is JSON");
+        with.fields.insert(VOCABULARY.to_owned(), size);
+        let reads = |kind: &Kind| {
+            let mut fields = kind.hf.all_fields();
+            fields.any(|f| f.names.contains(&VOCABULARY))
+        };
+        with.scored(reads).first().map(|(_, name)| *name)
     }
 
     /// Returns how well a type agrees with the file, in halves of a field. Fields of the type that
@@ -207,6 +273,11 @@ impl Config<'_> {
             .filter(|name| self.is_dropped(name, kind));
         2 * (there.len() as i64 - unread.count() as i64) - computed.count() as i64
     }
+}
+
+/// Returns the advice about a language model of which only the closest type is known.
+pub(super) fn closest_alone(name: &str) -> String {
+    format!("its language model is closest to type {name}: --as {name} plans it alone, as one")
 }
 
 /// Reads a scenario to its end.

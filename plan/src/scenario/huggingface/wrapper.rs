@@ -5,9 +5,9 @@ use super::super::keys::Key;
 use super::super::merge::Document;
 use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
-use super::unknown::takes;
+use super::unknown::{closest_alone, takes};
 use super::{Config, Kind};
-use crate::models::{self, CLASS_DEFAULTS, Fields, HfWrapper, Ties, WRAPPERS};
+use crate::models::{self, CLASS_DEFAULTS, Fields, HfWrapper, TEXT_DEFAULTS, Ties, WRAPPERS};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
@@ -26,8 +26,23 @@ const TEXT_CONFIGS: [&str; 3] = [
 ];
 
 /// Returns the fields that a class of transformers has if a file does not give them.
-pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'static RawValue> {
-    let own = CLASS_DEFAULTS.iter().find(|(name, _)| *name == model_type);
+pub(super) fn class_defaults(model_type: &str) -> Defaults {
+    of_table(CLASS_DEFAULTS, model_type)
+}
+
+/// Returns the fields that the language model of a wrapper has if a file does not give them: what
+/// the class of the whole says comes before what its own class says.
+pub(super) fn text_defaults(wrapper: &HfWrapper, model_type: &str) -> Defaults {
+    let mut all = class_defaults(model_type);
+    all.extend(of_table(TEXT_DEFAULTS, wrapper.model_type));
+    all
+}
+
+/// Fields with their values.
+type Defaults = BTreeMap<&'static str, &'static RawValue>;
+
+fn of_table(table: &[(&str, &'static str)], model_type: &str) -> Defaults {
+    let own = table.iter().find(|(name, _)| *name == model_type);
     own.map(|(_, json)| serde_json::from_str(json).expect("the table is JSON"))
         .unwrap_or_default()
 }
@@ -171,7 +186,7 @@ impl<'t> Config<'t> {
         let mut text = self.json("text_config")?;
         let all = text.as_object_mut()?;
         let named = all.get("model_type").and_then(|name| name.as_str());
-        let own = class_defaults(named.unwrap_or(wrapper.text_name()));
+        let own = text_defaults(wrapper, named.unwrap_or(wrapper.text_name()));
         for (name, raw) in own {
             let value = serde_json::from_str(raw.get()).unwrap_or_default();
             all.entry(name).or_insert(value);
@@ -258,9 +273,7 @@ impl<'t> Config<'t> {
             );
             let error = d.error(given.origin, what);
             match self.closest(d, &given) {
-                Some(name) => {
-                    error.with_help(format!("--as {name} plans its language model alone"))
-                }
+                Some(name) => error.with_help(closest_alone(name)),
                 None => error,
             }
         })

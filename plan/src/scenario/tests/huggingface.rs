@@ -128,7 +128,7 @@ const GPT2: &str = r#"{
 const REST: &str = "[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
 
 /// Returns the scenario of a file with a `config.json` next to it.
-fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
+pub(super) fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
     let text = format!("[model]\npreset = \"there/config.json\"\n{REST}");
     let f = Folder::new(test, &[("mine.toml", &text), ("there/config.json", config)]);
     let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
@@ -136,7 +136,7 @@ fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioErr
 }
 
 /// A message without the folder of its test.
-fn fault(test: &str, config: &str) -> String {
+pub(super) fn fault(test: &str, config: &str) -> String {
     let e = read(test, config, &[]).unwrap_err().to_string();
     let folder = Folder::path(test).display().to_string();
     e.replace(&folder, "FOLDER")

@@ -8,6 +8,7 @@
 pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ("afmoe", r#"{"num_shared_experts": 2}"#),
     ("albert", r#"{"max_position_embeddings": 512}"#),
+    ("axk1", r#"{"n_shared_experts": 1, "q_lora_rank": 1536}"#),
     ("bart", r#"{"max_position_embeddings": 1024}"#),
     ("bert", r#"{"max_position_embeddings": 512}"#),
     ("biogpt", r#"{"max_position_embeddings": 1024}"#),
@@ -171,6 +172,14 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
         "minimax_m2",
         r#"{"head_dim": 128, "num_key_value_heads": 8}"#,
     ),
+    (
+        "minimax_m3_vl_text",
+        r#"{
+            "head_dim": 128, "hidden_size": 6144, "intermediate_size": 3072, "num_attention_heads":
+            64, "num_experts_per_tok": 4, "num_hidden_layers": 60, "num_key_value_heads": 4,
+            "num_local_experts": 128, "vocab_size": 200064
+        }"#,
+    ),
     ("ministral", r#"{"num_key_value_heads": 8}"#),
     (
         "ministral3",
@@ -190,8 +199,28 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
         "mistral4",
         r#"{"n_shared_experts": 1, "q_lora_rank": 1024, "qk_nope_head_dim": 64}"#,
     ),
+    (
+        "mllama_text_model",
+        r#"{
+            "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+            "num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 128256
+        }"#,
+    ),
     ("mpnet", r#"{"max_position_embeddings": 512}"#),
-    ("opt", r#"{"max_position_embeddings": 2048}"#),
+    (
+        "opt",
+        r#"{
+            "ffn_dim": 3072, "hidden_size": 768, "max_position_embeddings": 2048,
+            "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 50272
+        }"#,
+    ),
+    (
+        "paddleocr_vl_text",
+        r#"{
+            "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads":
+            16, "num_hidden_layers": 18, "num_key_value_heads": 2, "vocab_size": 103424
+        }"#,
+    ),
     ("pegasus", r#"{"max_position_embeddings": 1024}"#),
     (
         "phi3",
@@ -207,6 +236,13 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
         r#"{
             "hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32,
             "num_hidden_layers": 32, "num_key_value_heads": 32, "vocab_size": 151936
+        }"#,
+    ),
+    (
+        "qwen2_5_omni_text",
+        r#"{
+            "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+            "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064
         }"#,
     ),
     (
@@ -304,3 +340,14 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ("xlm-roberta", r#"{"max_position_embeddings": 512}"#),
     ("youtu", r#"{"qk_nope_head_dim": 128}"#),
 ];
+
+/// Defaults that a type that contains several models gives its language model, before those of the
+/// language model's own class.
+pub const TEXT_DEFAULTS: &[(&str, &str)] = &[(
+    "voxtral",
+    r#"{
+        "head_dim": 128, "hidden_size": 3072, "intermediate_size": 8192,
+        "max_position_embeddings": 131072, "num_hidden_layers": 30, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 100000000.0, "vocab_size": 131072
+    }"#,
+)];

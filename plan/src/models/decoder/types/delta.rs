@@ -425,12 +425,14 @@ pub(super) const EXPERTS: &[HfType] = &[
                     let heads = integer(file, "linear_num_heads", heads);
                     let width = integer(file, "head_dim", 128);
                     let width = integer(file, "linear_head_dim", width);
+                    // The class computes the second name from the first one, unless it is given.
+                    let conv = integer(file, "short_conv_kernel_size", 4);
                     Ok(Some(json!({
                         "key_heads": heads,
                         "value_heads": heads,
                         "key_dim": width,
                         "value_dim": width,
-                        "conv": integer(file, "short_conv_kernel_size", 4),
+                        "conv": integer(file, "linear_conv_kernel_dim", conv),
                         "projections": 6,
                         "channel_decays": true,
                     })))

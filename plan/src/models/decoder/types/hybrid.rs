@@ -1,6 +1,6 @@
 //! Types with state-space layers or linear recurrences.
 
-use super::read::{FULL, LINEAR, Listed, by_layer, flag, integer, words};
+use super::read::{FULL, LINEAR, Listed, by_layer, flag, integer, size, words};
 use super::{HIDDEN_ACT, LAYER_NORM_EPSILON, PARTIAL_HALF, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
@@ -262,9 +262,9 @@ pub(super) const TYPES: &[HfType] = &[
                     "time_step_limit",
                 ],
                 |file| {
-                    let heads = integer(file, "num_heads", 128);
+                    let (inner, heads) = mamba2_heads(file)?;
                     Ok(Some(json!({
-                        "inner": heads * integer(file, "head_dim", 64),
+                        "inner": inner,
                         "heads": heads,
                         "groups": integer(file, "n_groups", 8),
                         "state": integer(file, "state_size", 128),
@@ -321,6 +321,37 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
 ];
+
+/// Returns the inner width of Mamba-2 and its heads, which follow from it if the file does not give
+/// them.
+///
+/// # Errors
+/// If both are given and do not agree, as in transformers, or if heads do not divide the width.
+fn mamba2_heads(file: Fields<'_>) -> Result<(u64, u64), String> {
+    let hidden = integer(file, "hidden_size", 4096);
+    let (expand, width) = (size(file, "expand", 2)?, size(file, "head_dim", 64)?);
+    let inner = hidden.saturating_mul(expand);
+    let says = |heads: &str| {
+        format!(
+            "{heads} must be `hidden_size` times `expand` ({inner}), divided by `head_dim` ({width})"
+        )
+    };
+    match file("num_heads") {
+        None if inner.is_multiple_of(width) => Ok((inner, inner / width)),
+        None => Err(format!(
+            "`head_dim` ({width}) must divide `hidden_size` times `expand` ({inner})"
+        )),
+        Some(given) => match given.as_u64() {
+            Some(heads) if heads.checked_mul(width) == Some(inner) => Ok((inner, heads)),
+            _ => Err(says(&format!("`num_heads` ({given})"))),
+        },
+    }
+}
+
+/// Returns a value of Jamba's experts; nothing with a single one, which is a dense layer there.
+fn of_several(file: Fields<'_>, value: Value) -> Option<Value> {
+    (integer(file, "num_experts", 16) != 1).then_some(value)
+}
 
 /// Sizes of Falcon-H1, whose multipliers of parts are not planned.
 const FALCON_MAMBA2: Field = derived(
@@ -626,13 +657,22 @@ pub(super) const EXPERTS: &[HfType] = &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS, TIED,
         ],
         fields: &[
-            field(
+            number(
                 &["num_experts"],
-                Meaning::Default("experts", Given::Int(16)),
+                "experts",
+                |file| Ok(of_several(file, file("num_experts").unwrap_or(16.into()))),
+                |model| Some(model["experts"].clone()),
             ),
-            field(
+            number(
                 &["num_experts_per_tok"],
-                Meaning::Default("top_k", Given::Int(2)),
+                "top_k",
+                |file| {
+                    Ok(of_several(
+                        file,
+                        file("num_experts_per_tok").unwrap_or(2.into()),
+                    ))
+                },
+                |model| Some(model["top_k"].clone()),
             ),
             derived(
                 "layer_types",

@@ -64,6 +64,29 @@ const fn falcon(
     field(name, Meaning::Computed(key, Computed { also, read, write }))
 }
 
+/// One of the fields that say how many keys MPT's attention has.
+const fn mpt(name: &'static [&'static str; 1], write: fn(&Value) -> Option<Value>) -> Field {
+    number(name, "kv_heads", mpt_keys, write)
+}
+
+/// Returns the key heads of MPT's attention: as many as there are queries, one, or a given number.
+fn mpt_keys(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let (kind, keys) = ("attn_config.attn_type", "attn_config.kv_n_heads");
+    let given = file(kind);
+    match given.as_ref().and_then(Value::as_str) {
+        None if given.is_none() => Ok(None),
+        Some("multihead_attention") => Ok(None),
+        Some("multiquery_attention") => Ok(Some(1.into())),
+        Some("grouped_query_attention") => file(keys).map(Some).ok_or_else(|| {
+            format!("`{kind}` is \"grouped_query_attention\", which needs `{keys}`: it is missing")
+        }),
+        _ => Err(format!(
+            "`{kind}` must be multihead_attention, multiquery_attention or grouped_query_attention, not {}",
+            given.unwrap_or_default()
+        )),
+    }
+}
+
 fn falcon_keys(file: Fields<'_>) -> Result<Option<Value>, String> {
     let keys = ["num_kv_heads", "n_head_kv"];
     let keys = keys.iter().find_map(|name| file(name));
@@ -111,7 +134,11 @@ fn falcon_residual(file: Fields<'_>) -> Result<Option<Value>, String> {
 const FALCON: &[Field] = &[
     VOCAB,
     HIDDEN,
-    LAYERS,
+    // RefinedWeb, Falcon's first name.
+    Field {
+        names: &["num_hidden_layers", "n_layer"],
+        ..LAYERS
+    },
     POSITIONS,
     TIED_BY_DEFAULT,
     Field {
@@ -389,6 +416,14 @@ pub(super) const TYPES: &[HfType] = &[
                 }
             }),
             field(&["no_bias"], Meaning::On),
+            mpt(&["attn_config.attn_type"], |model| {
+                let grouped = model["kv_heads"] != model["heads"];
+                grouped.then(|| "grouped_query_attention".into())
+            }),
+            mpt(&["attn_config.kv_n_heads"], |model| {
+                let grouped = model["kv_heads"] != model["heads"];
+                grouped.then(|| model["kv_heads"].clone())
+            }),
             field(&["attn_config.alibi"], Meaning::On),
             field(&["attn_config.qk_ln"], Meaning::Off),
             field(&["attn_config.prefix_lm"], Meaning::Off),
