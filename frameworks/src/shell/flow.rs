@@ -67,15 +67,14 @@ impl Frame {
 impl Shell {
     /// Returns whether the next line runs, and whether it may run.
     fn state(&self, join: Join) -> (bool, bool) {
-        let list = match (join, &self.list.outcome) {
+        match (join, &self.list.outcome) {
             (Join::Always, _) | (_, Outcome::None) => (true, true),
             (Join::Pipe, _) => self.list.last,
             (Join::And, Outcome::Known(holds)) => (*holds, *holds),
             (Join::Or, Outcome::Known(holds)) => (!holds, !holds),
             (Join::And, Outcome::Assumed(_)) => (true, true),
             (Join::Or, Outcome::Assumed(_)) | (_, Outcome::Unknown(_)) => (false, true),
-        };
-        list
+        }
     }
 
     fn open(&mut self, kind: Opened, list: (bool, bool)) -> &mut Frame {
