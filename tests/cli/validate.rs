@@ -63,6 +63,12 @@ const TRANSFORMERS_H200_LATER: &str = concat!(
     "/tests/data/transformers_h200_later.csv"
 );
 
+/// Steps of transformers on one H200, for models of 16 types.
+const TRANSFORMERS_H200_ONE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/transformers_h200_one.csv"
+);
+
 /// Steps of transformers on two H200, for models of 20 types.
 const TRANSFORMERS_H200: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -326,6 +332,26 @@ fn later_jobs_of_transformers_are_predicted() {
         let host = row["name"] == "llama 3b lora bf16";
         assert!(host || error("step_ms") < 6.0, "{row}");
     }
+}
+
+/// Models of 16 types on one GPU, to which nothing was fitted but the time of logits of an odd
+/// vocabulary. StableLM 2 12B calls a norm per head, which is planned as one kernel.
+#[test]
+fn jobs_of_transformers_on_one_gpu_are_predicted() {
+    let mut lines = json(&["validate", TRANSFORMERS_H200_ONE, "--json"]);
+    let totals = lines.pop().unwrap();
+    assert_eq!(lines.len(), 16);
+    for row in &lines {
+        let error = |metric: &str| row[metric]["error_percent"].as_f64().unwrap().abs();
+        assert!(error("peak_allocated_mib") < 0.2, "{row}");
+        assert!(error("peak_reserved_mib") < 3.0, "{row}");
+        let heads = row["name"] == "stablelm2 12b 5 layers";
+        assert!(heads || error("step_ms") < 5.2, "{row}");
+    }
+    assert!(
+        error(&totals, "step_ms", "mean_abs_percent") < 3.5,
+        "{totals}"
+    );
 }
 
 /// Allocated memory agrees within 0.02 %, the step within 3 % (6 % if it is host-bound), and
