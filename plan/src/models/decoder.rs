@@ -114,31 +114,31 @@ struct Block {
     layer: usize,
     /// Biases of this layer's scores alone.
     bias: Option<RelativeBias>,
-    /// What comes before the rest of the layer, which reads the sum.
+    /// Shared block whose result is added to the input of the rest of the layer.
     shared: Option<SharedBlock>,
-    /// `None` in a layer without attention, or what replaces it.
+    /// Attention or its replacement; `None` in a layer without either.
     mixer: Option<Mixer>,
-    /// Attention to what an encoder computes.
+    /// Attention to the rows of an encoder or tower.
     cross: Option<Attention>,
     /// `None` in a layer without a feed-forward layer.
     mlp: Option<FeedForward>,
-    /// A second layer of each, and experts next to it.
+    /// A second attention and MLP, with experts in parallel.
     shortcut: Option<Shortcut>,
-    /// Factors of what both add.
+    /// Factors of the outputs of attention and MLP (`layer_scale`).
     scales: Option<[Layer; 2]>,
-    /// Learned gates of what both add: one number each, before the tanh.
+    /// Residual gates of attention and MLP: one number each, before the tanh.
     gates: Option<[Layer; 2]>,
-    /// Residual streams that both read and add to.
+    /// Residual streams of attention and MLP.
     streams: Option<[Streams; 2]>,
-    /// Predicts and corrects residual streams, of which both compute one.
+    /// Predicts and corrects residual streams. Attention and MLP compute one of them.
     altup: Option<AltUp>,
-    /// What embedded tokens of the block's own add.
+    /// Adds the layer's own token embeddings to the residual stream.
     input: Option<LayerInput>,
-    /// Attention and a convolution, in place of all others.
+    /// Conformer layers, in place of all others.
     conformer: Option<Conformer>,
 }
 
-/// What all blocks read.
+/// Inputs that all blocks share.
 #[derive(Clone, Copy, Default)]
 struct Surroundings {
     ropes: Option<Ropes>,
@@ -149,7 +149,7 @@ struct Surroundings {
     rows: Option<ValueId>,
 }
 
-/// What blocks leave for later ones, and for what follows the last block.
+/// Values that blocks compute for later blocks and for the layers after the last one.
 #[derive(Default)]
 struct Carried {
     /// Logits of routers.
@@ -160,7 +160,7 @@ struct Carried {
     first_values: Option<ValueId>,
 }
 
-/// What mixes the positions of a sequence.
+/// The layer that mixes the positions of a sequence.
 enum Mixer {
     Attention(Attention),
     SharedKeys(SharedKeys),
@@ -210,7 +210,7 @@ impl Mixer {
         }
     }
 
-    /// Returns the norm of what it reads, and that of the sum.
+    /// Returns the input norm, and the norm of the sum.
     fn norms(&self) -> [Option<Norm>; 2] {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => {
@@ -254,7 +254,7 @@ impl FeedForward {
         }
     }
 
-    /// Applies the norm of what it reads, if it has one.
+    /// Applies the input norm, if there is one.
     fn normalize(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let Some(norm) = self.norms()[0] else {
             return x;
@@ -265,7 +265,7 @@ impl FeedForward {
         }
     }
 
-    /// Returns the norm of what it reads, and that of the sum.
+    /// Returns the input norm, and the norm of the sum.
     fn norms(&self) -> [Option<Norm>; 2] {
         match self {
             Self::Dense(mlp) | Self::DenseAndExperts(mlp, _) => [mlp.norm, mlp.sum_norm],

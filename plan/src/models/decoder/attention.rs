@@ -24,39 +24,39 @@ pub(super) struct Attention {
     pub(super) module: ModuleId,
     kv_heads: u64,
     head_dim: u64,
-    /// Width of what a head makes.
+    /// Width of a head's output.
     value_width: u64,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Option<Norm>,
     projections: Projections,
-    /// What separate projections of keys and values read in addition to their input.
+    /// Additional rows that separate projections of keys and values read.
     summary: Option<Summary>,
-    /// Chooses what separate projections see.
+    /// Chooses the positions that attention with separate projections sees.
     indexer: Option<Indexer>,
     /// One more score for each head.
     sinks: Option<Layer>,
     differential: Option<Differential>,
-    /// Projections of relative positions, if they are not those of queries and keys.
+    /// Projections of relative positions, unless queries and keys share theirs.
     relative: Option<[Layer; 2]>,
     /// Multiplies biases of scores.
     bias_gate: Option<BiasGate>,
-    /// What makes a gate for each number of the result.
+    /// Projection to a gate per element of the output.
     gate: Option<Layer>,
-    /// What makes a gate for each head.
+    /// Projection to a gate per head.
     head_gate: Option<Layer>,
     output: Layer,
     /// Norms of queries and of keys.
     qk_norms: [Option<HeadNorm>; 2],
     value_norm: Option<Norm>,
-    /// Norm of what the output projection reads.
+    /// Norm before the output projection.
     sub_norm: Option<Norm>,
-    /// Norm of what it adds.
+    /// Output norm, before the residual connection.
     post_norm: Option<Norm>,
     /// Norm of the sum.
     pub(super) sum_norm: Option<Norm>,
 }
 
-/// What makes queries, keys and values.
+/// Projections to queries, keys and values.
 enum Projections {
     /// Without a projection of values, these are the keys before their norm.
     Separate {
@@ -182,12 +182,12 @@ pub(super) type Locals = SmallVec<[ValueId; 4]>;
 /// Queries, keys and values, each `[batch, heads, seq, head_dim]`.
 type Qkv = [ValueId; 3];
 
-/// What the projections of attention make.
+/// Results of the projections of attention.
 struct Projected {
     qkv: Qkv,
     /// Result of a packed projection.
     packed: Option<ValueId>,
-    /// Gate of what attention makes, `[batch, seq, heads * head_dim]`, before the sigmoid.
+    /// Gate of the output of attention, `[batch, seq, heads * head_dim]`, before the sigmoid.
     gate: Option<ValueId>,
 }
 
@@ -196,18 +196,18 @@ fn query_parts(m: &Model) -> u64 {
     1 + u64::from(m.options.attention.attention_gate == AttentionGate::Element)
 }
 
-/// What attention reads in addition to its input.
+/// Inputs of attention in addition to the hidden states.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Around {
     /// Learned biases of the scores, `[heads, seq, seq]`.
     pub(super) bias: Option<ValueId>,
     /// Table of relative positions, `[rows, hidden]`, which makes biases of the scores.
     pub(super) relative: Option<ValueId>,
-    /// What keys and values come from, if not from the input: `[batch, rows, hidden]`.
+    /// Input of keys and values, if it differs from that of queries: `[batch, rows, hidden]`.
     pub(super) memory: Option<ValueId>,
     /// Masks of the model.
     pub(super) masks: Masks,
-    /// That of the layer.
+    /// Mask of the layer.
     pub(super) mask: Option<ValueId>,
     /// Rotated keys, and values, of an earlier layer.
     pub(super) keys: Option<[ValueId; 2]>,

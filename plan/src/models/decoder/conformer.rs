@@ -15,12 +15,12 @@ use crate::models::defaults;
 use crate::models::rope::Rope;
 use attention::Attention;
 
-/// Share of what a feed-forward layer adds.
+/// Factor of the output of a feed-forward layer.
 const HALF: f64 = 0.5;
-/// Bound of what is limited to a range.
+/// Bound of clamped values.
 const RANGE: f64 = 1e10;
 
-/// What a block does in place of attention and one feed-forward layer.
+/// The layers of a conformer block, in place of attention and one feed-forward layer.
 pub(super) struct Conformer {
     first: FeedForward,
     attention: Attention,
@@ -144,7 +144,7 @@ struct Convolution {
     clamps: bool,
 }
 
-/// Norm of what the convolution makes.
+/// Norm of the convolution's output.
 enum InnerNorm {
     OfChannels(Layer),
     OfRows(Norm),

@@ -17,13 +17,13 @@ pub(super) struct DenseAndExperts {
     module: ModuleId,
     experts: Experts,
     router_norm: Norm,
-    /// Factors of what the router reads, `[hidden]`.
+    /// Factors of the router's input, `[hidden]`.
     router_scale: Layer,
-    /// Norm of what experts read.
+    /// Input norm of the experts.
     norm: Norm,
-    /// Norm of what experts make.
+    /// Output norm of the experts.
     post_norm: Norm,
-    /// Norm of what the dense layer makes.
+    /// Output norm of the dense layer.
     dense_norm: Norm,
 }
 
@@ -55,8 +55,8 @@ impl DenseAndExperts {
         }
     }
 
-    /// Returns the sum of what the dense layer made and what experts make of the residual stream
-    /// `x`, and the router's logits.
+    /// Applies the experts to the residual stream `x`. Returns the sum of their output and that of
+    /// the dense layer, and the router's logits.
     pub(super) fn add(
         &self,
         b: &mut Builder<'_>,

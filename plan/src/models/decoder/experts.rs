@@ -29,10 +29,10 @@ pub(in crate::models) fn width(m: &Model) -> u64 {
 /// A layer of experts, with its norms.
 pub(super) struct Experts {
     pub(super) module: ModuleId,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Option<Norm>,
     router: Layer,
-    /// What is added to scores before experts are chosen, `[experts]`.
+    /// Bias of the scores for the choice of experts, `[experts]`.
     router_bias: Option<Layer>,
     dispatch: Dispatch,
     routed: ModuleId,
@@ -44,11 +44,11 @@ pub(super) struct Experts {
     shared: Option<Shared>,
     /// Biases of gates and other factors, `[experts, 2 ffn]`, and of results, `[experts, hidden]`.
     biases: Option<[Layer; 2]>,
-    /// Bias of what all experts of a token add, `[hidden]`.
+    /// Bias of the sum over a token's experts, `[hidden]`.
     sum_bias: Option<Layer>,
     /// Projections to and from the width that the routed experts work on.
     latent: Option<[Layer; 2]>,
-    /// Norm of what it adds.
+    /// Output norm, before the residual connection.
     post_norm: Option<Norm>,
     /// Norm of the sum.
     pub(super) sum_norm: Option<Norm>,

@@ -15,7 +15,7 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::rope::Rope;
 
-/// What makes queries, keys and values.
+/// Projections to queries, keys and values.
 pub(super) struct Latent {
     query: Query,
     /// `[kv_lora_rank + qk_rope_head_dim, hidden]`.

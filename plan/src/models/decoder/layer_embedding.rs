@@ -10,7 +10,7 @@ use crate::models::declare::{Declare, Layer, Order, ROOT};
 use crate::models::defaults;
 use std::f64::consts::FRAC_1_SQRT_2;
 
-/// What makes the rows of all layers: a table, and a projection of the embedded tokens.
+/// Computes the rows of all layers from a table and from a projection of the embedded tokens.
 pub(super) struct LayerEmbedding {
     module: ModuleId,
     table: Layer,
@@ -78,7 +78,7 @@ pub(super) fn of_layer(b: &mut Builder<'_>, all: ValueId, layer: usize) -> Value
     })
 }
 
-/// What a block makes of its rows.
+/// The layers that add a block's own token embeddings to the residual stream.
 pub(super) struct LayerInput {
     module: ModuleId,
     gate: Layer,

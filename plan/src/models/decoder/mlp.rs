@@ -13,21 +13,21 @@ use crate::models::defaults;
 
 pub(super) struct Mlp {
     pub(super) module: ModuleId,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Option<Norm>,
     input: Input,
     /// Share of the gates that are 0.
     sparsity: Option<f64>,
-    /// Norm of what the last layer reads.
+    /// Norm before the down projection.
     sub_norm: Option<Norm>,
     down: Layer,
-    /// Norm of what it adds.
+    /// Output norm, before the residual connection.
     post_norm: Option<Norm>,
     /// Norm of the sum.
     pub(super) sum_norm: Option<Norm>,
 }
 
-/// What makes the input of the activation.
+/// Projections before the activation.
 enum Input {
     /// The activated gate is multiplied by `up`.
     Gated { gate: Layer, up: Layer },

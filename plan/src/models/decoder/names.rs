@@ -50,18 +50,18 @@ pub(super) struct Names {
     pub(super) expert_stacks: Stacks,
     pub(super) shared_expert: &'static str,
     pub(super) shared_expert_gate: &'static str,
-    /// Norm of what attention reads.
+    /// Input norm of attention.
     pub(super) attention_norm: &'static str,
-    /// Norm of what attention adds.
+    /// Output norm of attention.
     pub(super) attention_post_norm: &'static str,
-    /// Norm of what the feed-forward layer reads.
+    /// Input norm of the feed-forward layer.
     pub(super) mlp_norm: &'static str,
-    /// Norm of what the feed-forward layer adds.
+    /// Output norm of the feed-forward layer.
     pub(super) mlp_post_norm: &'static str,
-    /// What comes before the logits of masked positions.
+    /// Layer before the logits of masked positions.
     pub(super) transform: &'static str,
     pub(super) transform_norm: &'static str,
-    /// What makes one vector of the first position.
+    /// Layer that pools the first position to one vector.
     pub(super) pooler: &'static str,
 }
 

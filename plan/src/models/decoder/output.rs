@@ -15,7 +15,7 @@ use crate::models::declare::{Declare, Layer, Order, ROOT};
 use crate::models::defaults;
 use crate::models::loss::{self, Logits};
 
-/// What follows the last norm.
+/// The layers after the last norm.
 pub(super) struct Output {
     kind: Head,
     /// Layer and norm before the logits of masked positions. Without a norm, the layer classifies

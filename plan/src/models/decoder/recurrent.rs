@@ -23,10 +23,10 @@ const DELTA_CHUNK: u64 = 64;
 
 pub(super) struct Recurrent {
     pub(super) module: ModuleId,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Option<Norm>,
     kind: Kind,
-    /// Norm of what it adds.
+    /// Output norm, before the residual connection.
     post_norm: Option<Norm>,
 }
 

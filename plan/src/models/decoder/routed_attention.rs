@@ -16,7 +16,7 @@ use crate::models::rope::Rope;
 
 pub(super) struct RoutedAttention {
     pub(super) module: ModuleId,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Option<Norm>,
     router: Layer,
     dispatch: Dispatch,

@@ -59,7 +59,7 @@ impl Mixture {
     }
 }
 
-/// What a layer of RWKV-4 has in place of attention.
+/// The layers of RWKV-4 in place of attention.
 pub(super) struct TimeMix {
     mixture: Mixture,
     decay: Layer,
@@ -108,7 +108,7 @@ impl TimeMix {
 /// The feed-forward layer. Until RWKV-7, its result has a gate.
 pub(super) struct ChannelMix {
     pub(super) module: ModuleId,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Norm,
     mixture: Mixture,
     up: Layer,

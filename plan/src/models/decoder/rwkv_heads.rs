@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 /// Positions of a chunk in flash-linear-attention.
 const CHUNK: u64 = 64;
 
-/// What a layer has in place of attention.
+/// The layers of RWKV with matrices as states, in place of attention.
 pub(super) struct HeadMix {
     of: Rwkv,
     mixture: Mixture,

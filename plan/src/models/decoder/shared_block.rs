@@ -22,7 +22,7 @@ pub(super) struct SharedBlock {
     output: Layer,
 }
 
-/// What layers share.
+/// Weights that layers share.
 struct Shared {
     module: ModuleId,
     norm: Norm,

@@ -16,7 +16,7 @@ use crate::models::rope::Rope;
 
 pub(super) struct SharedKeys {
     pub(super) module: ModuleId,
-    /// Norm of what it reads.
+    /// Input norm.
     pub(super) norm: Option<Norm>,
     q_down: Layer,
     q_norm: Norm,

@@ -27,7 +27,7 @@ pub(super) struct Sound {
     places: Vec<Places>,
 }
 
-/// What makes rows of what convolutions over samples make, or of frames.
+/// Layers between the convolutions over samples, or the frames, and the rows.
 enum Projection {
     /// A norm and a layer.
     Linear(Option<Layer>, Layer),

@@ -49,7 +49,7 @@ pub(super) struct Tower {
     stem: Stem,
     class: Option<Layer>,
     positions: Option<Layer>,
-    /// What tiles have in place of a class and positions.
+    /// Embeddings of tiles, in place of a class and positions.
     tiles: Option<Tiles>,
     pre_norm: Option<Norm>,
     blocks: Vec<Block>,
@@ -64,7 +64,7 @@ pub(super) struct Tower {
     deepstack: Vec<Projector>,
 }
 
-/// What the language model reads.
+/// Results of towers that the language model reads.
 pub(super) struct Images {
     /// In place of embedded tokens: `[batch, tokens, hidden]`. If texts are compared with images, a
     /// vector of each image: `[batch, width]`.
@@ -300,7 +300,7 @@ impl Vector {
     }
 }
 
-/// What makes rows of the input.
+/// First layers, which make rows of the input.
 enum Stem {
     /// Projection of patches.
     Patches(Layer),

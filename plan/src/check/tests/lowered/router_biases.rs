@@ -520,7 +520,7 @@ fn what_cannot_move_is_refused() {
     };
     refused(
         &["model.router_bias=false"],
-        "moves biases that the routers do not have",
+        "has no effect without `router_bias`",
         "set router_bias = true",
     );
     refused(

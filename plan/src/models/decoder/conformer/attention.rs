@@ -23,13 +23,13 @@ pub(super) struct Attention {
     post_norm: Option<Norm>,
 }
 
-/// What makes keys and values.
+/// Projections to keys and values.
 enum Keys {
     Separate([Layer; 2]),
     Packed(Layer),
 }
 
-/// What makes scores of distances.
+/// Source of the scores of distances.
 enum Distance {
     None,
     Table(Layer),
