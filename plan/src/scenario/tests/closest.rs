@@ -8,7 +8,7 @@ fn advice(test: &str, file: &Value) -> String {
     fault(test, &file.to_string())
 }
 
-/// The first file is one of a class of one's own, as the guide on models describes.
+/// The first file is one of a class that the user wrote, as the guide on models describes.
 #[test]
 fn a_missing_vocabulary_is_named() {
     let mut file = json!({"model_type": "my_llama", "hidden_size": 4096,
