@@ -33,12 +33,14 @@ pub enum UpdateRule {
     Sgd,
     /// `torch.optim.Muon` with Nesterov momentum.
     Muon(NewtonSchulz),
-    /// The part of it before a matrix is orthogonalized, on rows: weight decay and momentum.
-    MuonMomentum,
     /// Moves the biases of a router by this much, down if its expert has more than the mean of the
     /// counted choices and up if it has less, and then all of them by as much that their sum stays
     /// (`load_balance_coeff` of torchtitan). What it reads as gradients are the counts.
     RouterBias(Real),
+    // Last, because digests of programs depend on the order.
+    /// The part of [`UpdateRule::Muon`] before a matrix is orthogonalized, on rows: weight decay and
+    /// momentum.
+    MuonMomentum,
 }
 
 /// Orthogonalization of the matrices of a launch (Newton-Schulz). Ranks have different matrices;

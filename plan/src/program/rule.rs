@@ -59,7 +59,6 @@ rules! {
     FinalFence = "final-fence", "The compute stream waits for reductions: at the end of backward, or (native) for a group's before its update.";
     Clip = "clip", "Global gradient norm and clipping.";
     Optimizer = "optimizer", "Optimizer step on shards.";
-    MuonGather = "muon-gather", "Gather a matrix of which ranks have rows, for Muon (DTensor.full_tensor()).";
     Refresh = "refresh", "Compute weights are made from main weights.";
     StepEnd = "step-end", "The host waits for the device at the end of the step (train.sync_each_step).";
     ZeroGrad = "zero-grad", "Gradients are dropped or zeroed after the step.";
@@ -70,4 +69,6 @@ rules! {
     Validate = "validate", "Validation forward.";
     ModelCollective = "model-collective", "Activations are exchanged along an axis of the mesh (tensor parallelism); computation waits where it first touches them.";
     RecomputePrefetch = "recompute-prefetch", "Forward hooks of a reentrant recompute prefetch units, which backward frees unused.";
+    // Last, because digests of programs depend on the order.
+    MuonGather = "muon-gather", "Gather a matrix of which ranks have rows, for Muon (DTensor.full_tensor()).";
 }
