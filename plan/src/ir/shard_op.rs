@@ -38,8 +38,8 @@ pub enum UpdateRule {
     /// (`load_balance_coeff` of torchtitan). What it reads as gradients are the counts.
     RouterBias(Real),
     // Last, because digests of programs depend on the order.
-    /// The part of [`UpdateRule::Muon`] before a matrix is orthogonalized, on rows: weight decay and
-    /// momentum.
+    /// The part of [`UpdateRule::Muon`] before a matrix is orthogonalized, on rows: weight decay
+    /// and momentum.
     MuonMomentum,
 }
 
