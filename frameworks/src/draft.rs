@@ -171,8 +171,8 @@ impl Draft {
 
     /// Returns whether a scenario key is set to this word.
     pub(crate) fn is(&self, key: &str, word: &str) -> bool {
-        let unquoted = |v: &str| v.strip_prefix('"')?.strip_suffix('"').map(str::to_owned);
-        self.value(key).and_then(unquoted).as_deref() == Some(word)
+        let set = self.value(key);
+        set.and_then(|v| v.strip_prefix('"')?.strip_suffix('"')) == Some(word)
     }
 
     fn give(&mut self, row: usize, fact: Fact, value: u64) -> Result<(), ConfigError> {

@@ -2,7 +2,8 @@
 //! variables that the script sets.
 //!
 //! Follows assignments, arrays, `${NAME:-default}`, arithmetic, `if`, `case`, lists with `&&` and
-//! `||`, and `source`. Values from outside the script, such as `$1` or `$(hostname)`, stay variables.
+//! `||`, and `source`. Values from outside the script, such as `$1` or `$(hostname)`, stay
+//! variables.
 
 mod arguments;
 mod arithmetic;

@@ -33,7 +33,8 @@ mod stages;
 pub(crate) mod testing;
 mod windows;
 
-pub use decoder::{CLASS_DEFAULTS, TEXT_DEFAULTS, WRAPPERS};
+pub(crate) use decoder::text_defaults;
+pub use decoder::{ClassDefaults, WRAPPERS, class_defaults};
 pub use hf::{
     BiasPart, Computed, Field, Fields, Given, HfType, HfWrapper, Meaning, Ties, changes_training,
 };

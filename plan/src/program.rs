@@ -198,7 +198,7 @@ impl SectionKind {
         match self {
             Self::First => "first step",
             Self::Steady => "steady step",
-            _ => self.name(),
+            Self::Init | Self::Validation => self.name(),
         }
     }
 

@@ -62,15 +62,12 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     }
     for (p, (input, output)) in call.parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
-        let exchanges = matches!(
-            call.kind,
-            CollectiveKind::AllToAll | CollectiveKind::PeerReturn
-        );
         // The last part selects rows.
         let fits = if call.rows.is_some() && p + 1 == call.parts.len() {
             i == o
         } else {
-            call.kind.sizes_fit(i as u64, o as u64, n as u64) && (!exchanges || i.is_multiple_of(n))
+            call.kind.sizes_fit(i as u64, o as u64, n as u64)
+                && (!call.kind.exchanges() || i.is_multiple_of(n))
         };
         let element = call.dtype.size() as usize;
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {

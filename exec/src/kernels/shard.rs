@@ -193,6 +193,15 @@ fn clip_factor(square: f32, limit: f64) -> f32 {
     if factor > 1.0 { 1.0 } else { factor }
 }
 
+/// Returns the factor of an update's gradients. `square` is the square of their norm, if the launch
+/// reads it.
+fn clip_of(square: Option<&RawRange>, limit: f64) -> Result<f32, OperandError> {
+    match square {
+        Some(_) => Ok(clip_factor(scalar(square)?.get(0), limit)),
+        None => Ok(1.0),
+    }
+}
+
 /// Performs a sharding kernel.
 pub(super) fn run(
     op: ShardOp,

@@ -56,6 +56,12 @@ impl CollectiveKind {
         matches!(self, Self::ReduceScatter | Self::AllReduce)
     }
 
+    /// Returns whether ranks exchange parts of their operands.
+    #[must_use]
+    pub const fn exchanges(self) -> bool {
+        matches!(self, Self::AllToAll | Self::PeerReturn)
+    }
+
     /// Returns the bytes of one rank's input and output, if the larger one has `full` bytes.
     #[must_use]
     pub const fn operand_bytes(self, full: u64, ranks: u64) -> (u64, u64) {

@@ -295,8 +295,8 @@ impl Declare {
         table
     }
 
-    /// States that a layer's weight is no operand of a matmul that model FLOPs count: it is looked
-    /// up or added, or its arithmetic is counted with that of attention.
+    /// Excludes a layer's weight from the matmuls that model FLOPs count: it is looked up or added,
+    /// or its arithmetic is counted with that of attention.
     pub(crate) fn lookup(&mut self, layer: Layer) {
         self.tree.lookups[layer.0.index()] = true;
     }

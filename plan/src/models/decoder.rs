@@ -82,8 +82,9 @@ use shared_keys::SharedKeys;
 use shortcut::Shortcut;
 use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
+pub(crate) use types::text_defaults;
 pub(super) use types::{APPROXIMATED, NOT_PLANNED, VARIANTS};
-pub use types::{CLASS_DEFAULTS, TEXT_DEFAULTS, WRAPPERS};
+pub use types::{ClassDefaults, WRAPPERS, class_defaults};
 use vision::Tower;
 
 pub(super) struct Decoder {

@@ -276,6 +276,24 @@ impl HfType {
         self.common.iter().chain(self.fields)
     }
 
+    /// Returns whether files of the type must have a field.
+    #[must_use]
+    pub fn requires(&self, name: &str) -> bool {
+        let mut own = self.fields_named(name);
+        own.any(|f| matches!(f.meaning, Meaning::Required(_)))
+    }
+
+    /// Returns whether a file gives a field, under any of its names; `has` says whether it has a
+    /// name.
+    pub fn gives(&self, name: &str, has: impl Fn(&str) -> bool) -> bool {
+        let mut own = self.fields_named(name);
+        own.any(|f| f.names.iter().any(|n| has(n)))
+    }
+
+    fn fields_named(&self, name: &str) -> impl Iterator<Item = &'static Field> {
+        self.all_fields().filter(move |f| f.names.contains(&name))
+    }
+
     /// Returns whether a model of the family is of this type: its fixed keys have their values, its
     /// fields can express their keys, and every other option has its default.
     #[must_use]

@@ -203,20 +203,16 @@ impl<'t> Config<'t> {
         let named = self.get("model_type");
         let named = named.as_ref().and_then(Value::str);
         let own = match wrapper {
-            Some(wrapper) => wrapper::text_defaults(wrapper, named.unwrap_or(wrapper.text_name())),
-            None => wrapper::class_defaults(
+            Some(wrapper) => models::text_defaults(wrapper, named.unwrap_or(wrapper.text_name())),
+            None => models::class_defaults(
                 named
                     .filter(|name| models::type_of_part(name) == kind.hf.model_type)
                     .unwrap_or(kind.hf.model_type),
             ),
         };
         for (name, raw) in own {
-            let mut own = kind.hf.all_fields().filter(|f| f.names.contains(&name));
-            let given = |f: &models::Field| {
-                let required = matches!(f.meaning, Meaning::Required(_));
-                (required && wrapper.is_none()) || f.names.iter().any(|n| self.raw(n).is_some())
-            };
-            if !own.any(given) {
+            let needed = wrapper.is_none() && kind.hf.requires(name);
+            if !needed && !kind.hf.gives(name, |n| self.raw(n).is_some()) {
                 self.fields.entry(name.to_owned()).or_insert(raw);
             }
         }

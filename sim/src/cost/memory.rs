@@ -14,18 +14,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
             measured: false,
         };
     };
-    // A widening cast stores more than it loads and runs at half the rate of a narrowing one.
-    let widens = class == MemoryClass::Copy && kernel.written > kernel.read;
-    // Without a cast, `_chunk_cat` copies bytes, at nearly twice the rate.
-    let copies = kernel.name == "chunk_cat" && kernel.written == kernel.read;
-    // Elements of operands with two types are converted one by one.
-    let promotes = class == MemoryClass::Strided && promotes(kernel);
-    let name = match (widens, copies, promotes) {
-        (true, _, _) => Cow::Borrowed("cast_up"),
-        (_, true, _) => Cow::Borrowed("chunk_cat_no_cast"),
-        (_, _, true) => Cow::Owned(format!("{} promoted", kernel.name)),
-        _ => Cow::Borrowed(kernel.name.as_str()),
-    };
+    let name = name(kernel, class);
     let fits = |t: &&MemoryTable| {
         t.class == class
             && t.op.as_deref().is_none_or(|op| name.contains(op))
@@ -65,6 +54,23 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         us,
         measured: false,
     }
+}
+
+/// Returns the name of a kernel for tables.
+fn name(kernel: &Kernel, class: MemoryClass) -> Cow<'_, str> {
+    // A widening cast stores more than it loads and runs at half the rate of a narrowing one.
+    if class == MemoryClass::Copy && kernel.written > kernel.read {
+        return "cast_up".into();
+    }
+    // Without a cast, `_chunk_cat` copies bytes, at nearly twice the rate.
+    if kernel.name == "chunk_cat" && kernel.written == kernel.read {
+        return "chunk_cat_no_cast".into();
+    }
+    // Elements of operands with two types are converted one by one.
+    if class == MemoryClass::Strided && promotes(kernel) {
+        return format!("{} promoted", kernel.name).into();
+    }
+    kernel.name.as_str().into()
 }
 
 /// Returns whether the operands of the first operation have different types.

@@ -6,7 +6,7 @@ use super::super::gemm::{Mat, multiply};
 use super::super::operands::same;
 use super::super::scratch::Scratch;
 use super::optimizer::{Runs, Tensor, tensors, updates};
-use super::{BLOCK, clip_factor, exactly, scalar};
+use super::{BLOCK, clip_of, exactly};
 use crate::base::element::Element;
 use crate::operand::{Hyper, LaunchContext, RawRange};
 use half::bf16;
@@ -25,10 +25,7 @@ pub(super) fn update(
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     let (tensors, used) = tensors(update, reads, writes)?;
-    let clip = match reads.get(used) {
-        Some(square) => clip_factor(scalar(Some(square))?.get(0), ctx.hyper.clip_norm),
-        None => 1.0,
-    };
+    let clip = clip_of(reads.get(used), ctx.hyper.clip_norm)?;
     let mut groups = Runs::new(ctx.groups);
     let mut shapes = ctx.shapes.iter();
     for tensor in &tensors {
@@ -66,18 +63,7 @@ fn matrix(tensor: &Tensor, start: usize, [rows, cols]: [usize; 2], clip: f32, h:
     for state in &tensor.states {
         state.store(tensor.first + start, m);
     }
-    let mut x = Scratch::take(n);
-    let x = &mut x[..n];
-    let tall = rows > cols;
-    match tall {
-        true => transpose(g, rows, cols, x),
-        false => x.copy_from_slice(g),
-    }
-    orthogonalize(x, rows.min(cols), rows.max(cols));
-    match tall {
-        true => transpose(x, cols, rows, g),
-        false => g.copy_from_slice(x),
-    }
+    orthogonalize_matrix(g, [rows, cols]);
     let step = step(h, [rows, cols]);
     for (w, g) in w.iter_mut().zip(g.iter()) {
         *w = *w * decay(h) - step * *g;
@@ -118,10 +104,7 @@ pub(super) fn momentum(
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     let (tensors, used) = tensors(update, reads, writes)?;
-    let clip = match reads.get(used) {
-        Some(square) => clip_factor(scalar(Some(square))?.get(0), ctx.hyper.clip_norm),
-        None => 1.0,
-    };
+    let clip = clip_of(reads.get(used), ctx.hyper.clip_norm)?;
     let mut groups = Runs::new(ctx.groups);
     let [mut bw, mut bg, mut bm] = [BLOCK; 3].map(Scratch::take);
     for tensor in &tensors {
@@ -160,24 +143,11 @@ pub(super) fn orthogonalize_whole(
     let n = rows * cols;
     same("the matrix", n, from.numel)?;
     same("the orthogonalized matrix", n, to.numel)?;
-    let [mut g, mut x] = [n; 2].map(Scratch::take);
-    let (g, x) = (&mut g[..n], &mut x[..n]);
-    let tall = rows > cols;
-    match tall {
-        true => {
-            from.load(0, g);
-            transpose(g, rows, cols, x);
-        }
-        false => from.load(0, x),
-    }
-    orthogonalize(x, rows.min(cols), rows.max(cols));
-    match tall {
-        true => {
-            transpose(x, cols, rows, g);
-            to.store(0, g);
-        }
-        false => to.store(0, x),
-    }
+    let mut g = Scratch::take(n);
+    let g = &mut g[..n];
+    from.load(0, g);
+    orthogonalize_matrix(g, [rows, cols]);
+    to.store(0, g);
     Ok(())
 }
 
@@ -222,6 +192,18 @@ fn transpose(x: &[f32], rows: usize, cols: usize, out: &mut [f32]) {
 
 fn round(x: f32) -> f32 {
     <bf16 as Element>::round(x).to_f32()
+}
+
+/// Orthogonalizes a matrix in place. One with more rows than columns is transposed for that.
+fn orthogonalize_matrix(g: &mut [f32], [rows, cols]: [usize; 2]) {
+    if rows <= cols {
+        return orthogonalize(g, rows, cols);
+    }
+    let mut x = Scratch::take(g.len());
+    let x = &mut x[..g.len()];
+    transpose(g, rows, cols, x);
+    orthogonalize(x, cols, rows);
+    transpose(x, cols, rows, g);
 }
 
 /// Moves the singular values of `short` rows of length `long`, of which there are not more than

@@ -7,7 +7,7 @@ use super::super::parallel;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
-use super::{BLOCK, Sequence, add_up, clip_factor, float8, scalar};
+use super::{BLOCK, Sequence, add_up, clip_of, float8};
 use crate::base::blockwise::{self, Codebook};
 use crate::operand::{Hyper, LaunchContext, RawRange};
 use shardlab_plan::config::MAX_PARAM_GROUPS;
@@ -252,10 +252,7 @@ pub(super) fn update(
         _ => (writes, None),
     };
     let (tensors, used) = tensors(update, reads, writes)?;
-    let clip = match reads.get(used) {
-        Some(square) => clip_factor(scalar(Some(square))?.get(0), ctx.hyper.clip_norm),
-        None => 1.0,
-    };
+    let clip = clip_of(reads.get(used), ctx.hyper.clip_norm)?;
     let groups: [Factors; MAX_PARAM_GROUPS] =
         std::array::from_fn(|group| factors(&ctx.hyper.of(group), clip));
     let mut runs = Runs::new(ctx.groups);

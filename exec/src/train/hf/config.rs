@@ -1,10 +1,11 @@
 //! `config.json`.
 
 use crate::train::TrainError;
-use serde_json::{Map, Value};
+use serde_json::Value;
+use serde_json::value::RawValue;
 use shardlab_plan::config::{Model, ModelOptions, RopeScaling};
 use shardlab_plan::models::{
-    CLASS_DEFAULTS, Field, HfType, Meaning, changes_training, name_in_files, rope_scaling,
+    Field, HfType, Meaning, changes_training, class_defaults, name_in_files, rope_scaling,
 };
 use std::path::Path;
 
@@ -60,12 +61,9 @@ pub(crate) fn of_language_model(mut config: Value) -> (Value, &'static str) {
     let Some(Value::Object(mut text)) = config.get_mut("text_config").map(Value::take) else {
         return (config, "");
     };
-    let own = CLASS_DEFAULTS
-        .iter()
-        .find(|(name, _)| text.get("model_type").is_some_and(|given| given == name));
-    let own = own.and_then(|(_, json)| serde_json::from_str(json).ok());
-    for (name, value) in own.unwrap_or_else(Map::new) {
-        text.entry(name).or_insert(value);
+    let named = text.get("model_type").and_then(Value::as_str);
+    for (name, value) in class_defaults(named.unwrap_or_default()) {
+        text.entry(name).or_insert(read(value));
     }
     (text.into(), prefix)
 }
@@ -224,25 +222,21 @@ impl<'a> Differences<'a> {
 /// scenario does.
 fn with_class_defaults(config: &Value, hf: &HfType) -> Value {
     let mut out = config.clone();
-    let name = config.get("model_type").and_then(Value::as_str);
-    let (_, json) = match CLASS_DEFAULTS.iter().find(|(class, _)| name == Some(class)) {
-        Some(own) => own,
-        None => return out,
-    };
-    let defaults: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-    for (name, value) in defaults {
-        let given = |f: &&Field| {
-            f.names.contains(&name.as_str())
-                && (matches!(f.meaning, Meaning::Required(_))
-                    || f.names.iter().any(|n| config.get(n).is_some()))
-        };
-        if !hf.all_fields().any(|f| given(&f))
-            && let Some(fields) = out.as_object_mut()
-        {
-            fields.entry(name).or_insert(value);
+    let named = config.get("model_type").and_then(Value::as_str);
+    let defaults = class_defaults(named.unwrap_or_default());
+    if let Some(fields) = out.as_object_mut() {
+        for (name, value) in defaults {
+            if !hf.requires(name) && !hf.gives(name, |n| config.get(n).is_some()) {
+                fields.entry(name).or_insert(read(value));
+            }
         }
     }
     out
+}
+
+/// Reads a value of the table of defaults, which is JSON.
+fn read(value: &RawValue) -> Value {
+    serde_json::from_str(value.get()).unwrap_or_default()
 }
 
 /// Compares a configuration with the scenario's model.

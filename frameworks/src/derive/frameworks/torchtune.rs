@@ -32,10 +32,8 @@ const CHUNKS: u64 = 8;
 /// # Errors
 /// Never fails.
 pub(super) fn last(draft: &mut Draft) -> Result<(), ConfigError> {
-    let chunked = matches!(
-        draft.value("train.loss"),
-        Some("\"saved_chunks\"" | "\"split_logits\"")
-    );
+    let mut losses = ["saved_chunks", "split_logits"].iter();
+    let chunked = losses.any(|loss| draft.is("train.loss", loss));
     let given = draft
         .rows
         .iter()

@@ -316,7 +316,8 @@ const OF_TOKENS: [&[HfType]; 2] = [encoders::TYPES, xlm::TYPES];
 pub(super) const VISION: &[HfType] = &joined::<_, 3, { len(&INPUTS) }>(&INPUTS);
 const INPUTS: [&[HfType]; 3] = [vision::TYPES, sound::TYPES, conformers::TYPES];
 
-pub use class_defaults::{CLASS_DEFAULTS, TEXT_DEFAULTS};
+pub(crate) use class_defaults::text_defaults;
+pub use class_defaults::{ClassDefaults, class_defaults};
 pub(in crate::models) use not_planned::NOT_PLANNED;
 
 /// Types that wrap a vision tower and a language model.

@@ -7,9 +7,7 @@ use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
 use super::unknown::{closest_alone, takes};
 use super::{Config, Kind};
-use crate::models::{self, CLASS_DEFAULTS, Fields, HfWrapper, TEXT_DEFAULTS, Ties, WRAPPERS};
-use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use crate::models::{self, Fields, HfWrapper, Ties, WRAPPERS, text_defaults};
 
 /// Fields of the whole that belong to its language model too.
 const SHARED: [&str; 2] = [TIES, "quantization_config"];
@@ -24,28 +22,6 @@ const TEXT_CONFIGS: [&str; 3] = [
     "language_config",
     "thinker_config.text_config",
 ];
-
-/// Returns the fields that a class of transformers has if a file does not give them.
-pub(super) fn class_defaults(model_type: &str) -> Defaults {
-    of_table(CLASS_DEFAULTS, model_type)
-}
-
-/// Returns the fields that the language model of a wrapper has if a file does not give them: what
-/// the class of the whole says comes before what its own class says.
-pub(super) fn text_defaults(wrapper: &HfWrapper, model_type: &str) -> Defaults {
-    let mut all = class_defaults(model_type);
-    all.extend(of_table(TEXT_DEFAULTS, wrapper.model_type));
-    all
-}
-
-/// Fields with their values.
-type Defaults = BTreeMap<&'static str, &'static RawValue>;
-
-fn of_table(table: &[(&str, &'static str)], model_type: &str) -> Defaults {
-    let own = table.iter().find(|(name, _)| *name == model_type);
-    own.map(|(_, json)| serde_json::from_str(json).expect("the table is JSON"))
-        .unwrap_or_default()
-}
 
 /// Places of models that are parts of others, and wrap several models themselves.
 const PARTS: [&str; 1] = ["thinker_config"];

@@ -110,7 +110,8 @@ fn environment(items: &[Item]) -> Option<Block> {
     if keys.is_empty() {
         return None;
     }
-    // Runs in the same environment share a column, because there is no room for one column per run.
+    // Runs in the same environment share a column. A column for each run would make the table too
+    // wide.
     let first = &items[0].view.run.environment;
     let one = items.iter().all(|i| i.view.run.environment == *first);
     let shown = if one { &items[..1] } else { items };

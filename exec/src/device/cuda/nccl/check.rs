@@ -17,7 +17,7 @@ pub(super) fn parts(
     for (p, (input, output)) in parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
         // NCCL's all-to-all has no staging copy.
-        let exchanges = matches!(kind, CollectiveKind::AllToAll | CollectiveKind::PeerReturn);
+        let exchanges = kind.exchanges();
         let fits = kind.sizes_fit(i as u64, o as u64, n as u64)
             && (!exchanges || i.is_multiple_of(n * element));
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {

@@ -4,8 +4,35 @@
 //! the language model may lack any of them, because transformers only writes values that differ
 //! from the defaults of the class.
 
+use crate::models::HfWrapper;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// Fields with their values.
+pub type ClassDefaults = BTreeMap<&'static str, &'static RawValue>;
+
+/// Returns the fields that a class of transformers has if a file does not give them.
+#[must_use]
+pub fn class_defaults(model_type: &str) -> ClassDefaults {
+    of_table(CLASS_DEFAULTS, model_type)
+}
+
+/// Returns the fields that the language model of a wrapper has if a file does not give them: what
+/// the class of the whole says comes before what its own class says.
+pub(crate) fn text_defaults(wrapper: &HfWrapper, model_type: &str) -> ClassDefaults {
+    let mut all = class_defaults(model_type);
+    all.extend(of_table(TEXT_DEFAULTS, wrapper.model_type));
+    all
+}
+
+fn of_table(table: &[(&str, &'static str)], model_type: &str) -> ClassDefaults {
+    let own = table.iter().find(|(name, _)| *name == model_type);
+    own.map(|(_, json)| serde_json::from_str(json).expect("the table is JSON"))
+        .unwrap_or_default()
+}
+
 /// Types, as files name them, with their fields as JSON.
-pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
+const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ("afmoe", r#"{"num_shared_experts": 2}"#),
     ("albert", r#"{"max_position_embeddings": 512}"#),
     ("axk1", r#"{"n_shared_experts": 1, "q_lora_rank": 1536}"#),
@@ -343,7 +370,7 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
 
 /// Defaults that a type that contains several models gives its language model, before those of the
 /// language model's own class.
-pub const TEXT_DEFAULTS: &[(&str, &str)] = &[(
+const TEXT_DEFAULTS: &[(&str, &str)] = &[(
     "voxtral",
     r#"{
         "head_dim": 128, "hidden_size": 3072, "intermediate_size": 8192,
