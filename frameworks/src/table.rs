@@ -117,6 +117,11 @@ impl Float8Scaling {
     }
 }
 
+/// Bit of `Fact::CompiledParts`: each block is compiled.
+pub(crate) const COMPILED_BLOCKS: u64 = 1;
+/// Bit of `Fact::CompiledParts`: the loss is compiled.
+pub(crate) const COMPILED_LOSS: u64 = 2;
+
 /// A quantity that decides scenario keys together with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fact {
@@ -170,8 +175,8 @@ pub(crate) enum Fact {
     RecomputeEvery,
     /// Number of chunks of the loss.
     LossChunks,
-    /// 1: torchtitan compiles the loss, but no block.
-    CompiledLossOnly,
+    /// What is compiled, as the sum of `COMPILED_BLOCKS` and `COMPILED_LOSS`.
+    CompiledParts,
     /// Number of layers that are recomputed, or number of layers in a recomputed group.
     RecomputeLayers,
     /// Number of experts per layer.

@@ -100,7 +100,7 @@ fn stem<'p>(p: &'p Param, layer: &str) -> Option<&'p str> {
 pub(crate) fn tape(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let eager;
     let scenario = if frames_are_skipped(scenario, &model.tree, sharding.is_unit) {
-        eager = with_mode(scenario, CompileMode::Off);
+        eager = uncompiled(scenario);
         &eager
     } else {
         scenario
@@ -128,9 +128,10 @@ fn frames_are_skipped(
     scenario.compile.mode == CompileMode::Regions && library && hooks()
 }
 
-fn with_mode(scenario: &Scenario, mode: CompileMode) -> Scenario {
+fn uncompiled(scenario: &Scenario) -> Scenario {
     let mut changed = scenario.clone();
-    changed.compile.mode = mode;
+    changed.compile.mode = CompileMode::Off;
+    changed.compile.loss = false;
     changed
 }
 

@@ -26,6 +26,7 @@ mod softmax;
 mod tests;
 mod vjp;
 
+pub(crate) use experts::masked_fill;
 pub use operands::Operands;
 pub use signature::{Extent, Operand, Reduced, Signature};
 pub(crate) use vjp::Contributions;

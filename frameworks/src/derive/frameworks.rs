@@ -68,6 +68,25 @@ fn chunk_tokens(draft: &Draft, chunks: u64) -> Option<u64> {
     Some(tokens.max(1))
 }
 
+/// Compiles the loss, unless it contains the output layer. `row` is the key that says so, if any.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn compile_loss(draft: &mut Draft, row: Option<usize>) -> Result<(), ConfigError> {
+    const KEY: &str = "compile.loss";
+    let mut contained = ["chunked", "checkpointed_chunks"].iter();
+    let is_contained = contained.any(|loss| draft.is("train.loss", loss));
+    match row {
+        Some(row) if is_contained => {
+            draft.approximates(row, "a loss in chunks is predicted as one kernel per chunk");
+        }
+        None if is_contained => {}
+        Some(row) => draft.set(row, KEY, "true".to_owned())?,
+        None => draft.assume(KEY, "true", "this version also compiles the loss"),
+    }
+    Ok(())
+}
+
 /// Frameworks with rules. A format of the same name has the same rules.
 static RULES: [(&Format, Rules); 15] = [
     (

@@ -8,8 +8,8 @@ use crate::convert::{
     shard_ranks,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, choice, decisive,
-    fact, integer, key, lost, number, quoted, with,
+    COMPILED_BLOCKS, COMPILED_LOSS, Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format,
+    Key, Table, To, choice, decisive, fact, integer, key, lost, number, quoted, with,
 };
 use crate::tree::Node;
 
@@ -223,12 +223,10 @@ const KEYS: &[Key] = &[
     with("compile.enable", compiled_blocks),
     with("compile.components", |node| {
         let words = node.words().unwrap_or_default();
-        let has_model = words.split([' ', ',']).any(|word| word == "model");
-        Ok(if has_model {
-            Effect::Aside("as predicted")
-        } else {
-            Effect::Fact(Fact::CompiledLossOnly, 1)
-        })
+        let has = |part| words.split([' ', ',']).any(|word| word == part);
+        let parts = if has("model") { COMPILED_BLOCKS } else { 0 };
+        let parts = parts + if has("loss") { COMPILED_LOSS } else { 0 };
+        Ok(Effect::Fact(Fact::CompiledParts, parts))
     }),
     with("debug.moe_force_load_balance", round_robin_routing),
     with("training.debug_moe_force_load_balance", round_robin_routing),

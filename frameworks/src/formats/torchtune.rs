@@ -4,12 +4,12 @@ use super::script::LAUNCHER;
 use crate::adapters::Targets;
 use crate::convert::{
     DATA, DISTILLATION, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, PREFERENCES, SAVING, VALUES,
-    betas, clip, compiled_blocks, decomposed, float8, float8_recipe, four_bits_twice,
-    full_recompute, if_true, in_8_bits, in_32_bits, offloaded_activations, replicas, set,
+    betas, clip, decomposed, float8, float8_recipe, four_bits_twice, full_recompute, if_true,
+    in_8_bits, in_32_bits, offloaded_activations, replicas, set,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
-    number, quoted, with,
+    COMPILED_BLOCKS, COMPILED_LOSS, Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table,
+    decisive, fact, integer, lost, number, quoted, with,
 };
 use crate::tree::{Node, Value};
 
@@ -156,17 +156,23 @@ const KEYS: &[Key] = &[
         Ok(Effect::Fact(Fact::Reshard, node.truth()?.into()))
     }),
     with("compile", |node| {
-        let Value::Map(parts) = &node.value else {
-            return compiled_blocks(node);
+        let Value::Map(given) = &node.value else {
+            let all = if node.truth()? {
+                COMPILED_BLOCKS + COMPILED_LOSS
+            } else {
+                0
+            };
+            return Ok(Effect::Fact(Fact::CompiledParts, all));
         };
-        // Without this key, blocks are compiled.
-        let model = parts.iter().find(|(name, _)| name.text == "model");
-        Ok(match model {
-            Some((_, model)) if !model.truth()? => {
-                Effect::Lost("no block is compiled; other compiled parts are predicted as eager")
+        // A part without a key is compiled.
+        let mut parts = 0;
+        for (name, bit) in [("model", COMPILED_BLOCKS), ("loss", COMPILED_LOSS)] {
+            let key = given.iter().find(|(key, _)| key.text == name);
+            if key.map_or(Ok(true), |(_, on)| on.truth())? {
+                parts += bit;
             }
-            _ => set("compile.mode", "blocks"),
-        })
+        }
+        Ok(Effect::Fact(Fact::CompiledParts, parts))
     }),
     with("optimizer_in_bwd", |node| {
         if_true(

@@ -356,14 +356,19 @@ fn torchtune_gathers_in_8_bits_without_a_recipe() {
     let (status, why) = row(&job, "enable_fsdp_float8_all_gather");
     assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{why}");
 
-    let mode = |more: &str| setting(&read(more), "compile.mode");
+    let parts = |more: &str| {
+        let job = read(more);
+        ["compile.mode", "compile.loss"].map(|key| setting(&job, key).is_some())
+    };
+    assert_eq!(parts("compile: true\n"), [true, true]);
+    assert_eq!(parts("compile: {loss: true}\n"), [true, true]);
     assert_eq!(
-        mode("compile: {loss: true}\n").as_deref(),
-        Some("\"blocks\"")
+        parts("compile: {model: true, loss: false}\n"),
+        [true, false]
     );
     assert_eq!(
-        mode("compile: {model: true}\n").as_deref(),
-        Some("\"blocks\"")
+        parts("compile: {model: false, loss: true}\n"),
+        [false, true]
     );
-    assert_eq!(mode("compile: {model: false, loss: true}\n"), None);
+    assert_eq!(parts("compile: false\n"), [false, false]);
 }

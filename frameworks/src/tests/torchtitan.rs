@@ -162,27 +162,38 @@ fn old_versions_leave_them_to_the_root() {
     assert_eq!(units(NEW, pipeline), auto);
 }
 
-/// `apply_compile` runs if `"model" in compile.components`.
+/// `apply_compile` runs if `"model" in compile.components`, and `build_cross_entropy_loss` compiles
+/// the loss if `"loss"` is. Both are by default.
 #[test]
-fn components_decide_whether_blocks_are_compiled() {
-    let mode = |components: &str| {
+fn components_decide_what_is_compiled() {
+    let parts = |components: &str| {
         let job = read(NEW, &format!("[compile]\nenable = true\n{components}"));
-        (setting(&job, "compile.mode"), job)
+        let [mode, loss] = ["compile.mode", "compile.loss"].map(|key| setting(&job, key));
+        (mode, loss, job)
     };
-    for both in [
-        "",
-        "components = [\"model\", \"loss\"]\n",
-        "components = [\"model\"]\n",
-    ] {
-        assert_eq!(mode(both).0.as_deref(), Some("\"blocks\""), "{both}");
+    let (blocks, on) = (Some("\"blocks\"".to_owned()), Some("true".to_owned()));
+    for both in ["", "components = [\"model\", \"loss\"]\n"] {
+        let (mode, loss, _) = parts(both);
+        assert_eq!((mode, loss), (blocks.clone(), on.clone()), "{both}");
     }
-    let (without, job) = mode("components = [\"loss\"]\n");
-    assert_eq!(without, None);
-    assert_eq!(
-        row(&job, "compile.components").0,
-        Status::NoCounterpart(Lack::Accuracy)
-    );
+    let (mode, loss, job) = parts("components = [\"model\"]\n");
+    assert_eq!((mode, loss), (blocks, None));
+    assert_eq!(row(&job, "compile.components").1, "the loss is eager");
+    let (mode, loss, job) = parts("components = [\"loss\"]\n");
+    assert_eq!((mode, loss), (None, on));
     assert_eq!(row(&job, "compile.enable").1, "no block is compiled");
+    // A loss in chunks is one kernel per chunk anyway.
+    let chunks = "components = [\"model\", \"loss\"]\n[loss]\nnum_chunks = 8\n";
+    assert_eq!(parts(chunks).1, None);
+}
+
+/// Versions with `training.batch_size` ran the loss eagerly, as those of the published rows of
+/// December 2024 and March 2025 did.
+#[test]
+fn old_versions_do_not_compile_the_loss() {
+    let job = read(OLD, "compile = true\n");
+    assert_eq!(setting(&job, "compile.mode").as_deref(), Some("\"blocks\""));
+    assert_eq!(setting(&job, "compile.loss"), None);
 }
 
 /// `ChunkedLossWrapper` splits each sequence into `num_chunks` parts and runs backward on each.

@@ -146,13 +146,13 @@ pub(super) fn plan(
     let units = nearest_units(m.modules(), sharding.is_unit);
     overlap::shared_experts(m, &mut o, &units);
     let mut guarded = vec![false];
-    if mode != CompileMode::Off {
+    if compile.compiles_code() {
         guarded = regions(m, &mut o, compile, sharding.is_unit);
         let which = (compile.merge_projections, recipe);
         merge::projections(m, &mut o, &mut b.ready, which, sharding);
     }
     float8::quantize(m, &mut o, recipe);
-    if mode != CompileMode::Off {
+    if compile.compiles_code() {
         let eval = needed_for_loss(m, &o.forward);
         inplace::rotations(&mut m.graph, &mut o, &eval);
         alike::neighbours(&mut m.graph, &mut o);
@@ -172,7 +172,7 @@ pub(super) fn plan(
     let mut backward = steps(m, &o, &o.backward, &fusion);
     let mut eval = steps(m, &o, &eval, &fusion);
     if !compile.exclude.is_empty() && mode != CompileMode::Full {
-        let frames = frames(m.modules(), mode, sharding.is_unit);
+        let frames = frames(m.modules(), compile, sharding.is_unit);
         let eager = excluded::modules(compile, m.modules());
         for steps in [&mut forward, &mut backward, &mut eval] {
             excluded::mark_breaks(steps, &frames, &eager);
@@ -215,7 +215,7 @@ fn regions(
     is_unit: &dyn Fn(ModuleId) -> bool,
 ) -> Vec<bool> {
     let mode = compile.mode;
-    let frames = frames(m.modules(), mode, is_unit);
+    let frames = frames(m.modules(), compile, is_unit);
     let excluded = excluded::modules(compile, m.modules());
     let mut guarded = vec![false];
     for order in [&o.forward, &o.backward] {
@@ -248,18 +248,18 @@ fn regions(
 /// module were excluded: the nearest unit (whose hooks break the graph), or the block.
 fn frames(
     modules: &[Module],
-    mode: CompileMode,
+    compile: &Compile,
     is_unit: &dyn Fn(ModuleId) -> bool,
 ) -> Vec<Option<u32>> {
     let mut out: Vec<Option<u32>> = Vec::with_capacity(modules.len());
     for (i, module) in modules.iter().enumerate() {
         let own = i as u32;
         let up = module.parent.and_then(|p| out[p.index()]);
-        out.push(match mode {
-            CompileMode::Off => None,
+        out.push(match compile.mode {
             CompileMode::Full => Some(0),
             // Outside the root's hooks.
-            CompileMode::Regions if module.kind == ModuleKind::Loss => Some(own),
+            _ if module.kind == ModuleKind::Loss => compile.compiles_loss().then_some(own),
+            CompileMode::Off => None,
             CompileMode::Regions if up.is_none() || is_unit(ModuleId(own)) => Some(own),
             CompileMode::Regions => up,
             CompileMode::Blocks if module.kind == ModuleKind::Block => Some(own),

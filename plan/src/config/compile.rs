@@ -116,6 +116,9 @@ words!(MergeProjections {
 pub struct Compile {
     /// Mode.
     pub mode: CompileMode,
+    /// Whether the loss is compiled as a function of its own. Modes `regions` and `full` compile it
+    /// anyway.
+    pub loss: bool,
     /// Globs over paths of modules that stay eager, including all modules inside them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
@@ -138,6 +141,18 @@ pub struct Compile {
 }
 
 impl Compile {
+    /// Returns whether any code is compiled.
+    #[must_use]
+    pub fn compiles_code(&self) -> bool {
+        self.loss || self.mode != CompileMode::Off
+    }
+
+    /// Returns whether the loss is compiled, alone or with the model.
+    #[must_use]
+    pub fn compiles_loss(&self) -> bool {
+        self.loss || matches!(self.mode, CompileMode::Regions | CompileMode::Full)
+    }
+
     /// Returns whether the module at a path, or one that contains it, stays eager.
     #[must_use]
     pub fn excludes(&self, path: &str) -> bool {

@@ -54,6 +54,8 @@ pub struct Experts {
     pub route_scale: f64,
     /// The weights multiply the inputs of experts, not their outputs.
     pub score_before_experts: bool,
+    /// The code of transformers also masks rows of experts on other ranks where there are none.
+    pub mask_expert_rows: bool,
     /// Number of groups of adjacent experts that limit a token's choices; 1 for none.
     pub router_groups: u64,
     /// Number of groups that a token uses.
@@ -92,6 +94,7 @@ impl Default for Experts {
             normalize_top_k: true,
             route_scale: 1.0,
             score_before_experts: false,
+            mask_expert_rows: true,
             router_groups: 1,
             router_group_top_k: 1,
             aux_loss: 0.0,

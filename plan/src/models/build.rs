@@ -717,6 +717,7 @@ fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
     let mut out: Vec<bool> = Vec::with_capacity(tree.modules.len());
     for m in &tree.modules {
         let reached = match s.compile.mode {
+            _ if m.kind == ModuleKind::Loss => s.compile.compiles_loss(),
             CompileMode::Off => false,
             CompileMode::Regions | CompileMode::Full => true,
             CompileMode::Blocks => {

@@ -1,13 +1,17 @@
 //! Cross entropy of rows of logits.
 
 use super::build::Builder;
+use super::implementation;
 use crate::graph::ValueId;
 use crate::ir::OpKind;
 
-/// Computes `logits.view(-1, V).float()`.
+/// Computes `logits.view(-1, V).float()`, or leaves the type as it is where a model's code does.
 pub(super) fn float_rows(b: &mut Builder<'_>, logits: ValueId) -> ValueId {
     let (rows, cols) = (b.g.value(logits).rows(), b.g.value(logits).cols());
     let flat = b.g.reshape(logits, &[rows, cols]);
+    if b.is_transformers() && !implementation::converts_logits(b) {
+        return flat;
+    }
     b.as_operand(OpKind::LogSoftmax, 0, flat)
 }
 

@@ -15,7 +15,7 @@ mod tests;
 use super::build::Builder;
 use crate::graph::ValueId;
 use crate::ir::{OpKind, Real, op};
-pub(super) use attention::{Masks, Scores, attention, causal};
+pub(super) use attention::{Masks, Scores, attention, causal, with_sinks};
 use code::Code;
 pub(super) use norm::{has_own_code, layer_norm, rms_norm};
 pub(super) use rotary::{of_layer, rotate, table};
@@ -31,6 +31,11 @@ impl Builder<'_> {
     fn code(&self) -> Code {
         Code::of(&self.s.model)
     }
+}
+
+/// Returns whether the model's code converts logits to float32 for its loss.
+pub(super) fn converts_logits(b: &Builder<'_>) -> bool {
+    b.code().float_loss
 }
 
 /// Applies `NewGELUActivation`: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.

@@ -31,7 +31,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 27] = [
+const OF_EXPERTS: [&str; 28] = [
     "experts",
     "top_k",
     "expert_ffn",
@@ -54,6 +54,7 @@ const OF_EXPERTS: [&str; 27] = [
     "normalize_top_k",
     "route_scale",
     "score_before_experts",
+    "mask_expert_rows",
     "router_groups",
     "router_group_top_k",
     "aux_loss",

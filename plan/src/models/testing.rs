@@ -152,6 +152,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         compile: Compile {
             mode: CompileMode::Off,
+            loss: false,
             exclude: Vec::new(),
             bucket_bytes: 0,
             max_inflight_bytes: 0,

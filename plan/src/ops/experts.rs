@@ -3,7 +3,7 @@
 use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
-use crate::graph::{Root, Value};
+use crate::graph::{Graph, Root, Value, ValueId};
 use crate::ir::{DType, Indexing, KernelClass, OpKind, op};
 
 /// Framework calls of `index_put_(accumulate=True)`, including itself: zero-filling, and a sort of
@@ -257,6 +257,28 @@ impl Elementwise for op::ScaleRows {
         }
         out
     }
+}
+
+impl Elementwise for op::MaskRows {
+    const NAME: &'static str = "mask_rows";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 0;
+
+    fn has_gradient(&self, n: usize) -> bool {
+        n == 0
+    }
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let mask = at.x(1);
+        Vjp::first(masked_fill(at.g, at.dy, mask))
+    }
+}
+
+/// Computes `x.masked_fill(mask, 0)` with a mask of rows, `[rows, 1]`: a copy, and a kernel that
+/// writes the zeros.
+pub(crate) fn masked_fill(g: &mut Graph, x: ValueId, mask: ValueId) -> ValueId {
+    let copy = g.compute_like(OpKind::Copy, &[x], &[x])[0];
+    g.compute_into(OpKind::MaskRows, &[copy, mask], copy)
 }
 
 impl OpDef for op::RowDot {

@@ -21,8 +21,8 @@ use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
     ADAPTERS, ATTENTION, CASTS_FOR_GATHERS, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED,
-    DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, HALF_PRECISION, MODE_FULL,
-    MUON, NO_ROPE_LAYERS, RECOMPUTE, ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE,
+    DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, HALF_PRECISION, LOSS_FUNCTION,
+    MODE_FULL, MUON, NO_ROPE_LAYERS, RECOMPUTE, ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE,
     SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN,
     SOME_SKIPPED, TEMPERATURE, TRANSFORMED_LAYERS, TRANSFORMERS, WHOLE_LOGITS,
 };
@@ -712,6 +712,7 @@ keys! {
     NormalizeTopK: "model" "normalize_top_k" also ["norm_topk_prob"] [Bool] "true" "Divide the weights of a token's experts by their sum";
     RouteScale: "model" "route_scale" also ["routed_scaling_factor", "moe_router_topk_scaling_factor"] [Number(ABOVE_0, 1e6)] "1.0" "Factor of the weights of experts";
     ScoreBeforeExperts: "model" "score_before_experts" [Bool] "false" "Multiply the inputs of experts by the weights of choices (torchtitan's `score_before_experts`, Llama 4); false: multiply their outputs, or the activations between their matmuls";
+    MaskExpertRows: "model" "mask_expert_rows" [Bool] "true" "The code of transformers sets rows of experts that other ranks have to zero around its matmuls, also where there are no such rows: versions 5.8 to 5.17; false: 5.18 and later, which do so only with expert parallelism" needs [TRANSFORMERS];
     RouterGroups: "model" "router_groups" also ["n_group", "moe_router_num_groups"] [Integer(1, 64)] "1" "Groups of adjacent experts, of which a token uses `router_group_top_k`: those with the largest sum of two scores";
     RouterGroupTopK: "model" "router_group_top_k" also ["topk_group", "moe_router_group_topk"] [Integer(1, 64)] "1" "Groups of experts that a token uses";
     AuxLoss: "model" "aux_loss" also ["router_aux_loss_coef", "moe_aux_loss_coeff"] [Number(0.0, 1e6)] "0.0" "Coefficient of the load-balancing loss of routers, which is part of the gradient but not of the logged loss; 0: none";
@@ -845,6 +846,7 @@ keys! {
     Float8Experts: "precision" "float8_experts" [Bool] "false" "Also run the grouped matmuls of experts in 8 bits, with one scale for the weights of all experts that a rank has in a layer; routers stay in param_dtype. Recipe tensorwise" needs [FLOAT8];
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
+    CompileLoss: "compile" "loss" also ["compile_loss"] [Bool] "(true with mode regions or full)" "The loss is compiled: in modes off and blocks as a function of its own, like torchtitan's compile.components with \"loss\" and `torch.compile(F.cross_entropy)`. Its kernels read logits in their dtype, without a copy in float32, and backward computes the softmax again from one number per row" needs [LOSS_FUNCTION];
     CompileExclude: "compile" "exclude" [List(&Text), Empty] "[]" "Globs of modules that stay eager, with all that they contain (`torch.compiler.disable`), for example [\"layers.*.mlp\"]. Their kernels are not fused, and their activations are saved as in eager code. In modes regions and blocks, each such module breaks the graph of the code around it; in mode full it is an opaque operator of the graph" needs [COMPILED];
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Limit on the bytes of collectives in flight" needs [MODE_FULL];

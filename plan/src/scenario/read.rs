@@ -505,8 +505,10 @@ fn compile(d: &Document) -> Compile {
     } else {
         MergeProjections::None
     };
+    let whole = matches!(mode, CompileMode::Regions | CompileMode::Full);
     Compile {
         mode,
+        loss: d.given(Key::CompileLoss).unwrap_or(whole),
         exclude: d.setting(Key::CompileExclude),
         merge_projections: d.given(Key::MergeProjections).unwrap_or(merged),
         epilogues: d.given(Key::Epilogues).unwrap_or(generates),

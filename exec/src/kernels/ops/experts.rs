@@ -186,6 +186,18 @@ impl Elementwise for op::ScaleRows {
     }
 }
 
+impl Elementwise for op::MaskRows {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        for ((y, x), mask) in y.iter_mut().zip(x[0]).zip(x[1]) {
+            *y = if *mask == 0.0 { *x } else { 0.0 };
+        }
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("({} == 0.0f ? {} : 0.0f)", x[1], x[0])
+    }
+}
+
 impl CpuKernel for op::RowDot {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         let Rows { x, y, cols, .. } = call.rows()?;

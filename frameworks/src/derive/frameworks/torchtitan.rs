@@ -3,11 +3,11 @@
 //! Sources: `parallelize.py` of its models, `distributed/{fsdp,activation_checkpoint}.py`,
 //! `config_manager.py` and `components/loss.py` of torchtitan, April 2024 to August 2026.
 
-use super::chunk_tokens;
+use super::{chunk_tokens, compile_loss};
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::{Lack, Row};
-use crate::table::{Fact, list, quoted};
+use crate::table::{COMPILED_BLOCKS, COMPILED_LOSS, Fact, list, quoted};
 
 const RECOMPUTE: &str = "train.recompute";
 const LAYERS: &str = "train.recompute_layers";
@@ -33,24 +33,41 @@ const OLD_SECTION: &str = "experimental.";
 /// # Errors
 /// Fails if another key gives a different value.
 pub(super) fn step(draft: &mut Draft, _ranks: u64) -> Result<(), ConfigError> {
-    compiled_loss(draft);
     loss_chunks(draft)?;
+    compiled_parts(draft)?;
     recompute(draft)
 }
 
-/// Compiles no block if only the loss is compiled (`compile.components`).
-fn compiled_loss(draft: &mut Draft) {
-    let Some(only) = draft.fact(Fact::CompiledLossOnly) else {
-        return;
-    };
-    let is_on = draft.value("compile.mode").is_some();
-    draft.unset("compile.mode", Lack::Nothing, "no block is compiled");
-    if is_on {
-        let why = "only the loss is compiled, which is predicted as eager";
-        draft.none(only.row, Lack::Accuracy, why);
-    } else {
-        draft.none(only.row, Lack::Nothing, "nothing is compiled");
+/// Compiles what `compile.components` lists: by default, blocks and the loss.
+fn compiled_parts(draft: &mut Draft) -> Result<(), ConfigError> {
+    let given = draft.fact(Fact::CompiledParts);
+    if draft.value("compile.mode").is_none() {
+        if let Some(given) = given {
+            draft.none(given.row, Lack::Nothing, "nothing is compiled");
+        }
+        return Ok(());
     }
+    let Some(given) = given else {
+        // Versions before May 2025 did not compile the loss. `batch_size` was renamed then.
+        let mut keys = draft
+            .rows
+            .iter()
+            .filter(|r| r.place.is_some())
+            .map(|r| &r.key);
+        if !keys.any(|key| key == "training.batch_size") {
+            compile_loss(draft, None)?;
+        }
+        return Ok(());
+    };
+    if given.value & COMPILED_BLOCKS == 0 {
+        draft.unset("compile.mode", Lack::Nothing, "no block is compiled");
+    }
+    if given.value & COMPILED_LOSS != 0 {
+        compile_loss(draft, Some(given.row))?;
+    } else {
+        draft.none(given.row, Lack::Nothing, "the loss is eager");
+    }
+    Ok(())
 }
 
 /// Divides the tokens of a micro-batch by the number of chunks of the loss.

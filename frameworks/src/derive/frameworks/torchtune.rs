@@ -2,12 +2,12 @@
 //!
 //! Sources: `recipes/full_finetune_distributed.py` and `training/quantization.py` of torchtune.
 
-use super::chunk_tokens;
+use super::{chunk_tokens, compile_loss};
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::NO_TRAINING;
 use crate::row::Lack;
-use crate::table::Fact;
+use crate::table::{COMPILED_BLOCKS, COMPILED_LOSS, Fact, quoted};
 
 /// Refuses torchtune's recipe that quantizes a model. Recipes for quantization-aware training have
 /// a quantizer, too, and an optimizer.
@@ -27,11 +27,12 @@ pub(super) fn refuse(draft: &mut Draft) {
 /// Chunks of a loss by default (`num_output_chunks`).
 const CHUNKS: u64 = 8;
 
-/// Sets the size of the chunks of a loss: torchtune gives their number.
+/// Sets what is compiled, and the size of the chunks of a loss: torchtune gives their number.
 ///
 /// # Errors
-/// Never fails.
+/// Fails if another key gives a different value.
 pub(super) fn last(draft: &mut Draft) -> Result<(), ConfigError> {
+    compiled_parts(draft)?;
     let mut losses = ["saved_chunks", "split_logits"].iter();
     let chunked = losses.any(|loss| draft.is("train.loss", loss));
     let given = draft
@@ -43,6 +44,22 @@ pub(super) fn last(draft: &mut Draft) -> Result<(), ConfigError> {
     if let Some(tokens) = chunk_tokens(draft, chunks).filter(|_| chunked) {
         let why = "the number of chunks of torchtune's loss";
         draft.assume("train.loss_chunk_tokens", tokens.to_string(), why);
+    }
+    Ok(())
+}
+
+fn compiled_parts(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::CompiledParts) else {
+        return Ok(());
+    };
+    if given.value == 0 {
+        draft.none(given.row, Lack::Nothing, "off");
+    }
+    if given.value & COMPILED_BLOCKS != 0 {
+        draft.set(given.row, "compile.mode", quoted("blocks"))?;
+    }
+    if given.value & COMPILED_LOSS != 0 {
+        compile_loss(draft, Some(given.row))?;
     }
     Ok(())
 }

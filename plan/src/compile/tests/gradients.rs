@@ -62,11 +62,11 @@ pub(super) fn assert_same(a: &Scenario, b: &Scenario) {
 fn assert_same_tapes(a: &Scenario, ta: &Tape, tb: &Tape) {
     super::liveness::check(tb);
     super::liveness::check_marks(tb);
-    let inputs = Inputs::new(ta, a.model.vocab);
-    let (ra, rb) = (train(ta, &inputs), train(tb, &inputs));
+    let [ia, ib] = [ta, tb].map(|t| Inputs::new(t, a.model.vocab));
+    let (ra, rb) = (train(ta, &ia), train(tb, &ib));
     let close = |x: f64, y: f64| (x - y).abs() <= 1e-9 * x.abs().max(y.abs()).max(1e-6);
     assert!(close(ra.loss, rb.loss), "{} {}", ra.loss, rb.loss);
-    assert!(close(ra.loss, loss(tb, &inputs, true)), "validation");
+    assert!(close(ra.loss, loss(tb, &ib, true)), "validation");
     for (p, param) in ta.params.iter().enumerate() {
         for (x, y) in ra.grads[p].iter().zip(&rb.grads[p]) {
             assert!(close(*x, *y), "{}: {x} {y}", param.name);

@@ -37,6 +37,11 @@ impl Inputs {
             .iter()
             .map(|c| {
                 let n = c.bytes.0 / c.dtype.size();
+                // The same values in every tape that has a constant of this name.
+                let mut rng = Rng(c
+                    .name
+                    .bytes()
+                    .fold(7, |h, b| h.wrapping_mul(31).wrapping_add(b.into())));
                 (0..n)
                     .map(|i| match c.name {
                         "tokens" => ((rng.next() + 1.0) / 2.0 * vocab as f64).floor(),

@@ -166,3 +166,39 @@ fn gradients_of_tied_weights_are_added_as_measured() {
     }
     assert_eq!(storages(Implementation::Native, CompileMode::Off), 1);
 }
+
+/// A loss that is compiled on its own reads logits as they are: torch 2.11's Inductor allocates one
+/// buffer in their type, that of the gradient, where eager code has three in float32 (FSDP2 on one
+/// H200, `tests/data/compiled_loss_h200.csv`).
+#[test]
+fn a_compiled_loss_has_no_float32_logits() {
+    let buffers = |mode, loss| {
+        let mut s = tiny(Family::Llama);
+        s.model.options.implementation = Some(Implementation::Torchtitan);
+        s.compile.mode = mode;
+        s.compile.loss = loss;
+        // No other tensor has as many elements.
+        s.model.vocab = 101;
+        let t = build(&s);
+        let rows = s.train.seq_len * u64::from(s.train.micro_batch);
+        let made = t.forward.iter().chain(&t.backward);
+        let sizes: Vec<u64> = made
+            .filter_map(|op| match op {
+                TapeOp::Alloc(s) => Some(t.storages[s.index()].bytes.0),
+                _ => None,
+            })
+            .collect();
+        let of = |dtype: DType| {
+            let bytes = rows * s.model.vocab * dtype.size();
+            sizes.iter().filter(|&&b| b == bytes).count()
+        };
+        (of(DType::F32), of(DType::Bf16))
+    };
+    // The logits and their gradient; in eager code also the logits in float32, their logarithms
+    // of probabilities and the gradients of both.
+    for mode in [CompileMode::Off, CompileMode::Blocks] {
+        assert_eq!(buffers(mode, true), (0, 2));
+        assert!(buffers(mode, false).0 >= 3);
+    }
+    assert_eq!(buffers(CompileMode::Regions, true), (0, 2));
+}

@@ -254,6 +254,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Add => vec![zip2(op, x, |a, b| a + b)],
         OpKind::Sub | OpKind::LogProbs => vec![zip2(op, x, |a, b| a - b)],
         OpKind::Mul => vec![zip2(op, x, |a, b| a * b)],
+        OpKind::MaskRows => vec![zip2(op, x, |v, mask| if mask == 0.0 { v } else { 0.0 })],
         OpKind::Neg => map(&|v| -v),
         OpKind::Scale(op::Scale { by }) => map(&|v| by.0 * v),
         OpKind::Shift(op::Shift { by }) => map(&|v| v + by.0),

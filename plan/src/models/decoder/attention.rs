@@ -407,16 +407,14 @@ impl Attention {
         let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
         let causal = causal && around.memory.is_none();
         let (bias, sinks) = self.score_weights(b, y, around);
+        let scores = Scores {
+            causal,
+            scale,
+            score_mod,
+            mask: around.mask.filter(|_| around.memory.is_none()),
+        };
         let attend = |b: &mut Builder<'_>, qkv| match (bias, sinks) {
-            (None, Some(sinks)) => {
-                let scale = Real(scale);
-                let kind = op::SinkAttention {
-                    causal,
-                    scale,
-                    score_mod,
-                };
-                b.sink_attention(qkv, sinks, kind)
-            }
+            (None, Some(sinks)) => implementation::with_sinks(b, qkv, sinks, scores),
             (Some(bias), _) => {
                 let (window, scale) = (score_mod.window, Real(scale));
                 let kind = op::BiasedAttention {
@@ -426,16 +424,7 @@ impl Attention {
                 };
                 b.biased_attention(qkv, bias, kind)
             }
-            (None, None) if b.is_transformers() => {
-                let mask = around.mask.filter(|_| around.memory.is_none());
-                let scores = Scores {
-                    causal,
-                    scale,
-                    score_mod,
-                    mask,
-                };
-                implementation::attention(b, qkv, scores)
-            }
+            (None, None) if b.is_transformers() => implementation::attention(b, qkv, scores),
             (None, None) => b.flex_attention(qkv, causal, scale, score_mod),
         };
         match &self.differential {

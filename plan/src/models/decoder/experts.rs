@@ -19,6 +19,7 @@ use crate::models::activation::{activate, clamped_glu};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::defaults;
+use crate::ops::masked_fill;
 use smallvec::SmallVec;
 
 /// Returns the width of one expert.
@@ -351,6 +352,7 @@ impl Experts {
             place,
             offsets,
             used: sent.used,
+            mask: None,
         };
         let out = self.matmuls(b, &at, (!before).then_some(each));
         let from = OpKind::Unpermute(op::Unpermute {
@@ -393,8 +395,9 @@ impl Experts {
         });
         if let Some([bias, _]) = self.biases {
             let bias = biases_of(b, bias, of, (rows, routed));
-            both = b.g.binary(OpKind::Add, both, bias);
+            both = with_bias(b, both, bias);
         }
+        both = masked(b, both, of.mask);
         let mut act = if first == ffn {
             activate(b, activation, both)
         } else {
@@ -413,9 +416,9 @@ impl Experts {
             if let Some(weight) = weight {
                 bias = b.g.binary(OpKind::ScaleRows, bias, weight);
             }
-            out = b.g.binary(OpKind::Add, out, bias);
+            out = with_bias(b, out, bias);
         }
-        out
+        masked(b, out, of.mask)
     }
 
     /// Returns how tokens reach the ranks of their experts.
@@ -440,6 +443,23 @@ pub(super) struct Rows {
     pub(super) offsets: ValueId,
     /// How many of the rows are used, if not all.
     pub(super) used: Option<u64>,
+    /// Mask of rows whose results are set to zero, `[rows, 1]`.
+    pub(super) mask: Option<ValueId>,
+}
+
+/// Adds the biases of experts to their rows, which transformers does in place.
+fn with_bias(b: &mut Builder<'_>, x: ValueId, bias: ValueId) -> ValueId {
+    match b.s.expert_code() {
+        ExpertCode::Transformers => b.g.add_into(x, bias),
+        ExpertCode::Rows | ExpertCode::Torchtitan => b.g.binary(OpKind::Add, x, bias),
+    }
+}
+
+fn masked(b: &mut Builder<'_>, x: ValueId, mask: Option<ValueId>) -> ValueId {
+    match mask {
+        Some(mask) => masked_fill(&mut b.g, x, mask),
+        None => x,
+    }
 }
 
 /// Returns whether weights of choices multiply what experts read.

@@ -4,7 +4,7 @@
 use super::dispatch::Routed;
 use super::experts::{Experts, Rows, scores_before, weighted};
 use crate::graph::ValueId;
-use crate::ir::{Indexing, MoeStage};
+use crate::ir::{DType, Indexing, MoeStage, OpKind, Real, op};
 use crate::models::build::Builder;
 
 /// The number of rows of an expert is rounded up to a multiple of this for `torch._grouped_mm`
@@ -14,6 +14,10 @@ const ALIGN: u64 = 8;
 /// Calls of `grouped_mm_experts_forward` of transformers around those that the graph has: `arange`,
 /// `argsort` and its inverse, `histc`, `cumsum`, indices of tokens and weights.
 const TRANSFORMERS_CALLS: u8 = 10;
+
+/// Calls for the mask of rows, without the one that is in the graph: `clamp_` of the numbers of
+/// experts.
+const MASK_CALLS: u8 = 1;
 
 impl Experts {
     /// Computes the weighted sum of the routed experts' results, `[tokens, hidden]`, as
@@ -30,6 +34,11 @@ impl Experts {
             let x = b.permute(Indexing::Index, [x, sorted[1]], tokens * k);
             (sorted, place, x)
         });
+        let mask = row_mask(b, tokens * k);
+        let x = match mask {
+            Some(mask) => b.g.compute_into(OpKind::MaskRows, &[x, mask], x),
+            None => x,
+        };
         let weigh = |b: &mut Builder<'_>, rows| {
             let each = b.g.reshape(weights, &[tokens * k, 1]);
             weighted(b, Indexing::Index, rows, [each, place])
@@ -40,13 +49,20 @@ impl Experts {
             place,
             offsets,
             used: None,
+            mask,
         };
         let mut out = self.matmuls(b, &at, None);
         if !before {
             out = weigh(b, out);
         }
-        let y = b.unpermute(Indexing::Own, [out, position], tokens);
-        for v in [weights, ids, offsets, position, x] {
+        // `weighted_out[inv_perm].view(tokens, k, hidden).sum(dim=1)`: the rows are in the order of
+        // the choices before they are added up.
+        let each = b.unpermute(Indexing::Index, [out, place], tokens * k);
+        let order = b.constant("positions", &[tokens * k], DType::I64, false);
+        let order = b.g.reshape(order, &[tokens, k]);
+        let y = b.unpermute(Indexing::Own, [each, order], tokens);
+        let inputs = [weights, ids, offsets, position, x].into_iter();
+        for v in inputs.chain(mask) {
             b.g.release(v);
         }
         y
@@ -83,6 +99,7 @@ impl Experts {
             place,
             offsets,
             used: Some(placed.used),
+            mask: None,
         };
         let out = self.matmuls(b, &at, None);
         let y = b.unpermute(Indexing::Index, [out, place], rows);
@@ -97,4 +114,15 @@ impl Experts {
         }
         y
     }
+}
+
+/// Returns the mask of the rows of experts that other ranks have, `[rows, 1]`, if there is one. The
+/// ranks of a plan have all experts then.
+fn row_mask(b: &mut Builder<'_>, rows: u64) -> Option<ValueId> {
+    b.s.model.options.experts.mask_expert_rows.then(|| {
+        let zero = OpKind::Fill(op::Fill { value: Real(0.0) });
+        let mask = b.g.compute(zero, &[], &[(&[rows, 1], DType::U8)])[0];
+        b.g.dispatches(MASK_CALLS);
+        mask
+    })
 }

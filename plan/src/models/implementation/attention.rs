@@ -1,7 +1,7 @@
 //! Attention as transformers calls it, and its masks.
 
 use super::Builder;
-use crate::config::{AttnImplementation, LayerType};
+use crate::config::{AttentionSinks, AttnImplementation, LayerType, Model};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, ScoreMod, op};
 use crate::models::declare::ROOT;
@@ -45,12 +45,13 @@ impl Masks {
         let reaches = slides_far && reaches(options.layers.sliding_window)
             || chunked && reaches(options.layers.attention_chunk);
         let slides = slides || chunked;
-        let (full, sliding) = match options.attn_implementation {
+        let code = attention_code(&b.s.model);
+        let (full, sliding) = match code {
             AttnImplementation::Sdpa => (false, slides && reaches),
             AttnImplementation::Eager => (causal, slides),
             AttnImplementation::FlashAttention2 => (false, false),
         };
-        let eager = options.attn_implementation == AttnImplementation::Eager;
+        let eager = code == AttnImplementation::Eager;
         let mut of = |needed: bool| needed.then(|| positions(b, eager));
         Self {
             full: of(full),
@@ -77,6 +78,16 @@ impl Masks {
                 b.g.release(v);
             }
         });
+    }
+}
+
+/// Returns the code that computes attention. `sdpa` has no sinks, so that models with sinks are
+/// loaded with `eager` instead (`_supports_sdpa = False`).
+fn attention_code(m: &Model) -> AttnImplementation {
+    let has_sinks = m.options.attention.attention_sinks != AttentionSinks::None;
+    match m.options.attn_implementation {
+        AttnImplementation::Sdpa if has_sinks => AttnImplementation::Eager,
+        code => code,
     }
 }
 
@@ -134,7 +145,7 @@ pub(in crate::models) fn attention(
     qkv: [ValueId; 3],
     scores: Scores,
 ) -> ValueId {
-    match (b.s.model.options.attn_implementation, scores.mask) {
+    match (attention_code(&b.s.model), scores.mask) {
         (AttnImplementation::FlashAttention2, _) => {
             b.flex_attention(qkv, scores.causal, scores.scale, scores.score_mod)
         }
@@ -219,15 +230,14 @@ fn matrices(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> (ValueId, ValueId, 
     (q, k, v)
 }
 
-/// Applies `eager_attention_forward`.
-fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
+/// Returns `[batch, heads, seq, keys]` scores with the mask, and the values, one matrix per head.
+fn eager_scores(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> [ValueId; 2] {
     let [q, k, v] = repeated(b, qkv);
     let shape = b.g.value(q).shape.clone();
-    let (batch, heads, width) = (shape[0], shape[1], b.g.value(v).cols());
     let (q, k, v) = matrices(b, [q, k, v]);
     let w = batched(&mut b.g, q, k);
     let (seq, keys) = (b.g.value(w).shape[1], b.g.value(w).shape[2]);
-    let w = b.g.reshape(w, &[batch, heads, seq, keys]);
+    let w = b.g.reshape(w, &[shape[0], shape[1], seq, keys]);
     let mut w = b.scale(w, scores.scale);
     if scores.score_mod.softcap.0 > 0.0 {
         w = super::softcap(b, w, scores.score_mod.softcap.0);
@@ -235,6 +245,64 @@ fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     if let Some(mask) = scores.mask {
         w = b.g.binary(OpKind::Add, w, mask);
     }
+    [w, v]
+}
+
+/// Multiplies `[batch, heads, seq, keys]` weights, with dropout, by the values of each head.
+fn weigh(b: &mut Builder<'_>, weights: ValueId, v: ValueId) -> ValueId {
+    let weights = b.dropout(weights, b.s.model.options.attention.attention_dropout);
+    let shape = b.g.value(weights).shape.clone();
+    let (batch, heads, seq, keys) = (shape[0], shape[1], shape[2], shape[3]);
+    let weights = b.g.reshape(weights, &[batch * heads, seq, keys]);
+    let out = batched(&mut b.g, weights, v);
+    let width = b.g.value(v).cols();
+    b.g.reshape(out, &[batch, heads, seq, width])
+}
+
+/// Applies attention with a sink per head, `[heads]`, which takes a share of the weights.
+pub(in crate::models) fn with_sinks(
+    b: &mut Builder<'_>,
+    qkv: [ValueId; 3],
+    sinks: ValueId,
+    scores: Scores,
+) -> ValueId {
+    if !b.is_transformers() || attention_code(&b.s.model) == AttnImplementation::FlashAttention2 {
+        let kind = op::SinkAttention {
+            causal: scores.causal,
+            scale: Real(scores.scale),
+            score_mod: scores.score_mod,
+        };
+        return b.sink_attention(qkv, sinks, kind);
+    }
+    let [w, v] = eager_scores(b, qkv, scores);
+    let shape = b.g.value(w).shape.clone();
+    let (batch, heads, seq, keys) = (shape[0], shape[1], shape[2], shape[3]);
+    let column = b.g.reshape(sinks, &[1, heads, 1, 1]);
+    let column = b.g.expand(column, &[batch, heads, seq, 1]);
+    let all = b.g.cat(&[w, column], 3);
+    // `combined_logits - combined_logits.max(-1)`. Softmax is the same whatever number is subtracted
+    // from a row: here, one that costs as much to compute.
+    let rows = b.g.reshape(all, &[batch * heads * seq, keys + 1]);
+    let rows = b.g.detach(rows);
+    let shape = [batch * heads * seq, 1];
+    let largest =
+        b.g.compute(OpKind::LogSumExp, &[rows], &[(&shape, DType::F32)])[0];
+    let dtype = b.g.value(all).dtype;
+    let largest = b.g.cast(largest, dtype);
+    let largest = b.g.reshape(largest, &[batch, heads, seq, 1]);
+    let largest = b.g.expand(largest, &[batch, heads, seq, keys + 1]);
+    let reduced = b.g.binary(OpKind::Sub, all, largest);
+    let probs = b.g.unary(OpKind::Softmax, reduced);
+    let weights = b.g.slice(probs, 3, 0, keys);
+    let out = weigh(b, weights, v);
+    b.g.release(w);
+    b.g.release(reduced);
+    out
+}
+
+/// Applies `eager_attention_forward`.
+fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
+    let [mut w, v] = eager_scores(b, qkv, scores);
     let dtype = b.g.value(w).dtype;
     let scores = w;
     if b.code().float_softmax {
@@ -244,8 +312,5 @@ fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     let weights = b.g.cast(weights, dtype);
     // `attn_weights` is assigned again here.
     b.g.release(scores);
-    let weights = b.dropout(weights, b.s.model.options.attention.attention_dropout);
-    let weights = b.g.reshape(weights, &[batch * heads, seq, keys]);
-    let out = batched(&mut b.g, weights, v);
-    b.g.reshape(out, &[batch, heads, seq, width])
+    weigh(b, weights, v)
 }

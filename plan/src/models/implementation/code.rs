@@ -12,6 +12,8 @@ pub(super) struct Code {
     /// One key for all heads is passed to `scaled_dot_product_attention` as it is. No fused kernel
     /// broadcasts it.
     pub(super) broadcasts_key: bool,
+    /// Logits are converted to float32 for the cross entropy (`ForCausalLMLoss`).
+    pub(super) float_loss: bool,
 }
 
 /// In which type a norm multiplies by its weight.
@@ -60,10 +62,18 @@ impl Code {
         },
         float_softmax: true,
         broadcasts_key: false,
+        float_loss: true,
     };
 
     /// Returns the code of a model's type.
     pub(super) fn of(m: &Model) -> Self {
+        Self {
+            float_loss: float_loss(m),
+            ..Self::of_layers(m)
+        }
+    }
+
+    fn of_layers(m: &Model) -> Self {
         if m.family == Family::Gpt2 {
             return Self {
                 float_softmax: false,
@@ -102,4 +112,13 @@ impl Code {
             _ => Self::LLAMA,
         }
     }
+}
+
+/// Returns whether a model calls its `loss_function`. Most encoders and models of sequence to
+/// sequence call `CrossEntropyLoss` on the logits as they are (transformers 5.17).
+fn float_loss(m: &Model) -> bool {
+    let by_function = ["modernbert", "modernbert_decoder", "eurobert"];
+    let model_type = m.options.model_type.as_deref().unwrap_or_default();
+    let direct = m.family == Family::Bert || m.options.context.encoder_layers > 0;
+    !direct || by_function.contains(&model_type)
 }

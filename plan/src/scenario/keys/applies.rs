@@ -6,7 +6,8 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Family, Glu, Implementation, LayerType, Optimizer, Recompute, Routing, Scenario,
+    CompileMode, Family, Glu, Implementation, LayerType, Loss, Optimizer, Recompute, Routing,
+    Scenario,
 };
 use crate::ir::DType;
 use crate::policies;
@@ -263,6 +264,13 @@ pub(super) const COMPILED: Need = Need {
     holds: |s| s.compile.mode != CompileMode::Off,
     words: "a compile mode",
     otherwise: "with compile mode off, nothing is compiled",
+};
+
+pub(super) const LOSS_FUNCTION: Need = Need {
+    by: Key::Loss,
+    holds: |s| !matches!(s.train.loss, Loss::Chunked | Loss::CheckpointedChunks),
+    words: "a loss that is a function of logits: materialized, saved_chunks or split_logits",
+    otherwise: "this loss contains the output layer, and is not compiled on its own",
 };
 
 impl KeyInfo {

@@ -94,6 +94,7 @@ fn defaults_of_the_native_policy() {
         s.compile,
         Compile {
             mode: CompileMode::Off,
+            loss: false,
             exclude: Vec::new(),
             bucket_bytes: 104_857_600,
             max_inflight_bytes: 5_000_000_000,

@@ -12,6 +12,7 @@ use crate::scenario::merge::Document;
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let (c, f) = (&s.compile, &s.fsdp);
     refuse(s, d, "compile.mode")?;
+    eager_loss(s, d)?;
     merges(s, d)?;
     host_reads(s, d)?;
     match &c.cuda_graph {
@@ -31,6 +32,21 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         CudaGraph::FullIteration => persistent_copies(s, d),
         CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
     }
+}
+
+/// Refuses an eager loss where the compiler sees it as a part of the step.
+fn eager_loss(s: &Scenario, d: &Document) -> Checked {
+    let whole = matches!(s.compile.mode, CompileMode::Regions | CompileMode::Full);
+    if !whole || s.compile.loss {
+        return Ok(());
+    }
+    let message = format!(
+        "compile mode {} also compiles the loss",
+        s.compile.mode.name()
+    );
+    let help = "leave compile.loss out, use mode blocks, or set compile.exclude = [\"loss\"]";
+    let keys = [Key::CompileLoss, Key::Mode];
+    Err(d.conflict(&keys, message).with_help(help))
 }
 
 /// Refuses to capture the exchange of a dispatcher that waits for the host, or to compile it as one
