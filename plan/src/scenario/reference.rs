@@ -29,7 +29,7 @@ fn about(section: &str) -> &'static str {
         "train" => "Batch, recompute, loss, optimizer and schedule.",
         "mesh" => "The ranks and their hardware.",
         "moe" => {
-            "How tokens choose experts, and are sent to the ranks of these experts; see [experts](../explanation/experts.md#expert-parallelism)."
+            "How tokens choose experts, and are sent to the ranks of these experts; see [expert parallelism](../explanation/expert-parallelism.md)."
         }
         "fsdp" => "The sharding engine and its options.",
         "precision" => "Data types.",
