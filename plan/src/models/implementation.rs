@@ -15,7 +15,7 @@ mod tests;
 use super::build::Builder;
 use crate::graph::ValueId;
 use crate::ir::{OpKind, Real, op};
-pub(super) use attention::{Masks, Scores, attention, causal, with_sinks};
+pub(super) use attention::{Masks, Scores, attention, biased, causal, with_sinks};
 use code::Code;
 pub(super) use norm::{has_own_code, layer_norm, rms_norm};
 pub(super) use rotary::{of_layer, rotate, table};

@@ -415,6 +415,7 @@ impl Attention {
         };
         let attend = |b: &mut Builder<'_>, qkv| match (bias, sinks) {
             (None, Some(sinks)) => implementation::with_sinks(b, qkv, sinks, scores),
+            (Some(bias), _) if b.is_transformers() => implementation::biased(b, qkv, bias, scores),
             (Some(bias), _) => {
                 let (window, scale) = (score_mod.window, Real(scale));
                 let kind = op::BiasedAttention {

@@ -153,7 +153,7 @@ pub(in crate::models) fn attention(
         (AttnImplementation::Sdpa, _)
             if b.code().broadcasts_key && b.g.value(qkv[1]).shape[1] == 1 =>
         {
-            math(b, qkv, scores)
+            math(b, qkv, scores, None)
         }
         (AttnImplementation::Sdpa, Some(mask)) => {
             let [q, k, v] = repeated(b, qkv);
@@ -193,27 +193,51 @@ fn repeated(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> [ValueId; 3] {
 }
 
 /// Applies `_scaled_dot_product_attention_math`: in float32, with both factors of the scores
-/// scaled. The mask stays in the type of the queries.
-fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
+/// scaled. The mask stays in the type of the queries. `bias`, `[heads, seq, keys]`, is added in
+/// place of a mask.
+fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores, bias: Option<ValueId>) -> ValueId {
     let dtype = b.g.value(qkv[0]).dtype;
     let [q, k, v] = qkv.map(|x| b.g.cast(x, DType::F32));
     let root = scores.scale.sqrt();
     let (q, k) = (b.scale(q, root), b.scale(k, root));
     let [q, k, v] = repeated(b, [q, k, v]);
+    let shape = b.g.value(q).shape.clone();
     let (q, k, v) = matrices(b, [q, k, v]);
-    let mut w = batched(&mut b.g, q, k);
-    if scores.causal {
-        let seq = b.g.value(w).shape[1];
+    let w = batched(&mut b.g, q, k);
+    let (seq, keys) = (b.g.value(w).shape[1], b.g.value(w).shape[2]);
+    let mut w = b.g.reshape(w, &[shape[0], shape[1], seq, keys]);
+    if let Some(bias) = bias {
+        let bias = b.g.expand(bias, &[shape[0], shape[1], seq, keys]);
+        w = b.g.add_into(w, bias);
+    } else if scores.causal {
         let positions = b.constant("positions", &[seq], DType::I64, false);
         let pairs = b.g.expand(positions, &[seq, seq]);
         let mask = b.g.compute(OpKind::Copy, &[pairs], &[(&[seq, seq], dtype)])[0];
         w = b.g.add_into(w, mask);
     }
     let weights = b.g.unary(OpKind::Softmax, w);
-    let out = batched(&mut b.g, weights, v);
-    let shape = b.g.value(qkv[0]).shape.clone();
-    let out = b.g.reshape(out, &shape);
+    let out = weigh(b, weights, v);
     b.g.cast(out, dtype)
+}
+
+/// Applies attention with a bias for each head and pair of positions, `[heads, seq, keys]`. No
+/// fused kernel of `scaled_dot_product_attention` has gradients of biases, so T5's takes the path
+/// of single operations. The code of DeBERTa and MPNet is eager.
+pub(in crate::models) fn biased(
+    b: &mut Builder<'_>,
+    qkv: [ValueId; 3],
+    bias: ValueId,
+    scores: Scores,
+) -> ValueId {
+    let takes_sdpa = b.s.model.options.context.encoder_layers > 0;
+    match attention_code(&b.s.model) {
+        AttnImplementation::Sdpa if takes_sdpa => math(b, qkv, scores, Some(bias)),
+        _ => {
+            let shape = b.g.value(bias).shape.clone();
+            let mask = Some(b.g.reshape(bias, &[1, shape[0], shape[1], shape[2]]));
+            eager(b, qkv, Scores { mask, ..scores })
+        }
+    }
 }
 
 /// Views queries, transposed keys and values as one matrix per head, and copies those that cannot

@@ -99,7 +99,7 @@ impl Code {
             "helium" => with(Converted, Activations, true, false),
             "ernie4_5" => with(InType, RotaryType::ConvertedTwice, true, false),
             "glm" | "glm4" | "glm_ocr_text" => with(InType, Activations, true, true),
-            "biogpt" | "llama4_text" => Self {
+            "biogpt" | "llama4_text" | "deberta" | "deberta-v2" | "mpnet" => Self {
                 float_softmax: false,
                 ..Self::LLAMA
             },
