@@ -18,7 +18,7 @@ pub(super) struct QFormer {
     /// Norm of the queries and the text.
     norm: Norm,
     layers: Vec<Block>,
-    /// Makes rows of the language model.
+    /// Projection to the width of the language model.
     projection: Layer,
 }
 
@@ -31,7 +31,7 @@ struct Block {
     text: Option<FeedForward>,
 }
 
-/// A feed-forward layer whose sum with what it reads is normalized.
+/// A feed-forward layer with a residual connection and an output norm.
 struct FeedForward {
     module: ModuleId,
     up: Layer,
@@ -39,7 +39,7 @@ struct FeedForward {
     norm: Norm,
 }
 
-/// Attention whose sum with what it reads is normalized.
+/// Attention with a residual connection and an output norm.
 struct Attention {
     module: ModuleId,
     qkv: [Layer; 3],
@@ -48,7 +48,8 @@ struct Attention {
 }
 
 impl Attention {
-    /// Declares it; `rows` of a sample read the other `rows`, whose width is `outer`.
+    /// Declares attention with `rows[0]` queries and `rows[1]` keys per sample. Keys and values are
+    /// computed from rows of width `outer`.
     fn new(
         d: &mut Declare,
         at: ModuleId,
@@ -168,7 +169,7 @@ impl Block {
 }
 
 impl QFormer {
-    /// Declares it; `None` for towers without one.
+    /// Declares the Q-Former; returns `None` for towers without one.
     pub(super) fn new(d: &mut Declare, at: ModuleId, of: &Vision, m: &Model) -> Option<Self> {
         if of.latents.width == 0 {
             return None;
@@ -202,7 +203,7 @@ impl QFormer {
         })
     }
 
-    /// Makes `[batch, windows * latents, hidden]` of the tower's rows.
+    /// Computes `[batch, windows * latents, hidden]` from the tower's rows.
     pub(super) fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
         let (batch, windows, queries) = (b.batch(), of.windows(), b.weight(self.queries));
         let (queries, rows) = b.within(self.module, |b| {

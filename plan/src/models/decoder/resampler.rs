@@ -46,9 +46,9 @@ impl Gated {
 /// One layer: latents attend to the rows and to themselves.
 struct Perceiver {
     module: ModuleId,
-    /// Norms of latents, of rows, and of what the feed-forward layer reads.
+    /// Norms of latents, of rows, and of the feed-forward layer's input.
     norms: [Norm; 3],
-    /// Make queries, keys and values.
+    /// Projections to queries, keys and values.
     qkv: [Layer; 3],
     output: Layer,
     mlp: Gated,
@@ -135,7 +135,7 @@ impl Resampler {
         }
     }
 
-    /// Makes `[batch, latents, hidden]` of the tower's rows.
+    /// Computes `[batch, latents, hidden]` from the tower's rows.
     pub(super) fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
         let (batch, latents) = (b.batch(), b.weight(self.latents));
         let rows = self.projection.forward(b, rows);

@@ -16,8 +16,8 @@ use crate::models::activation::activate;
 use crate::models::build::{Builder, Part, Parts};
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Returns the scenarios that the code of towers, an encoder or a decoder of images sees: its
-/// blocks as a model, over its rows.
+/// Returns the scenarios for the code of towers, an encoder or a decoder of images. Their model is
+/// its blocks, and their samples its rows.
 pub(in crate::models) fn scenarios(s: &Scenario) -> Parts<Scenario> {
     let o = &s.model.options;
     if let Some(of) = &o.reconstruction {
@@ -64,7 +64,7 @@ pub(super) struct Tower {
     deepstack: Vec<Projector>,
 }
 
-/// Results of towers that the language model reads.
+/// Outputs of towers, which are inputs of the language model.
 pub(super) struct Images {
     /// In place of embedded tokens: `[batch, tokens, hidden]`. If texts are compared with images, a
     /// vector of each image: `[batch, width]`.
@@ -260,7 +260,7 @@ impl Tower {
     }
 }
 
-/// Makes one vector of an image.
+/// Layers from the rows of an image to one vector.
 struct Vector {
     module: ModuleId,
     /// Without it, the vector is that of the class.
@@ -301,7 +301,7 @@ impl Vector {
     }
 }
 
-/// First layers, which make rows of the input.
+/// First layers, from the input to rows.
 enum Stem {
     /// Projection of patches.
     Patches(Layer),
@@ -365,8 +365,8 @@ impl Stem {
 }
 
 /// Attention with one learned query and a feed-forward layer (SigLIP). Transformers computes its
-/// result, which the language model does not read: its parameters get no gradient. The attention
-/// of the single query counts as a mean.
+/// result, but the language model does not read it, so its parameters get no gradient. The
+/// attention of the single query counts as a mean.
 struct PoolingHead {
     module: ModuleId,
     probe: Layer,
@@ -418,7 +418,7 @@ impl PoolingHead {
     }
 }
 
-/// Makes rows of the language model of those of the tower.
+/// Layers from the tower's rows to rows of the language model.
 struct Projector {
     module: ModuleId,
     norm: Option<Norm>,
