@@ -15,6 +15,7 @@ pub(crate) use names::{IMPORTED, shapes};
 
 use crate::attribute::{Attributed, Step, Work};
 use crate::kineto::Trace;
+use crate::names::Names;
 use serde::Serialize;
 use shardlab_plan::ir::{InstrId, Role, StreamId, UnitId};
 use shardlab_plan::program::{Phase, SectionKind};
@@ -159,7 +160,7 @@ pub fn measured(
     let shown = typical(times);
     let origin = origin(trace);
     let ps = |t: i64| Picos((t - origin).max(0).cast_unsigned() * 1000);
-    let mut table = names::Table::default();
+    let mut table = Names::default();
     let parts = spans::Parts {
         trace,
         attributed: a,
@@ -239,7 +240,7 @@ pub fn measured(
     Measured {
         run,
         instrs,
-        names: table.into_vec(),
+        names: table.map(str::to_owned),
         units: a.units.names().to_vec(),
         streams,
         flops,

@@ -25,6 +25,11 @@ impl Names {
         id
     }
 
+    /// Returns the index of a text as a number, for data that others read.
+    pub(crate) fn number(&mut self, text: &str) -> u32 {
+        self.id(text).0
+    }
+
     /// Returns the text of an index returned by these names.
     #[must_use]
     pub fn get(&self, id: NameId) -> &str {

@@ -34,7 +34,7 @@ use crate::ir::{AxisId, Module, Param, Placements, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
 use crate::models::declare::Tree;
 use crate::models::{self, Declared};
-use crate::program::{Phase, Program, SectionKind, Unit};
+use crate::program::{Contract, Phase, Program, SectionKind, Unit};
 use crate::recipes;
 use crate::shard::placements::shard_axis;
 use crate::shard::{
@@ -137,8 +137,8 @@ pub enum PlanError {
 pub(crate) struct Lowering {
     /// Layout of parameter groups with these placements.
     pub(crate) layout: fn(&Scenario, Placements) -> LayoutKind,
-    /// Whether frozen parameters have separate groups.
-    pub(crate) frozen_apart: bool,
+    /// What programs of the schedule declare for [`check`](crate::check).
+    pub(crate) contract: Contract,
     /// Whether parameters that ranks gather in 8 bits have separate groups.
     pub(crate) float8_apart: bool,
     /// Whether the schedule places weights that `compile.merge_projections` would merge next to
@@ -265,7 +265,7 @@ fn lower(
     let lanes = ModelLanes::new(&mut out);
     sections(&mut out, life.as_mut(), &buffers, &lanes);
     let emitted = out.b.into_program();
-    let mut program = finish(inputs, emitted, &buffers);
+    let mut program = finish(inputs, lowering.contract, emitted, &buffers);
     if scenario.compile.cuda_graph == CudaGraph::FullIteration {
         capture::fix_addresses(&mut program);
     }
@@ -355,13 +355,19 @@ fn sections(
     }
 }
 
-/// Adds the parts that only depend on the scenario to an emitted program.
-fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -> Program {
+/// Adds the parts that only depend on scenario and schedule to an emitted program.
+fn finish(
+    inputs: LoweringInputs<'_>,
+    contract: Contract,
+    emitted: Program,
+    buffers: &TapeBuffers,
+) -> Program {
     let fsdp = &inputs.scenario.fsdp;
     let units = (0..inputs.units.len() as u16).map(UnitId);
     let skipped_in: Vec<Vec<u16>> = units.map(|u| inputs.skips_of(u).collect()).collect();
     let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {
+        contract,
         modules: inputs.tape.modules.clone(),
         params: inputs.tape.params.clone(),
         units: inputs
@@ -432,7 +438,7 @@ fn units(
         |of| (lowering.layout)(scenario, of),
         &contiguous_with_next(scenario, lowering, params),
         Apart {
-            frozen: lowering.frozen_apart,
+            frozen: lowering.contract.frozen_apart,
             float8,
             float8_mixed: !lowering.float8_apart,
             float8_rows: recipes::gathered_block(&scenario.precision.float8)

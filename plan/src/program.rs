@@ -12,6 +12,7 @@
 
 mod build;
 mod contents;
+mod contract;
 mod digest;
 mod lanes;
 pub mod rule;
@@ -31,6 +32,7 @@ use crate::shard::Group;
 use crate::units::Flops;
 pub use build::{ProgramBuilder, Tag};
 pub use contents::{Content, Contents, NoSlice};
+pub use contract::{Contract, InFlight};
 pub use lanes::{Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
@@ -305,6 +307,9 @@ impl ProgramMeta {
 pub struct Program {
     /// Labels.
     pub meta: ProgramMeta,
+    /// What the schedule declares for [`check`](crate::check).
+    #[serde(skip)]
+    pub contract: Contract,
     /// Module tree, for names.
     pub modules: Vec<Module>,
     /// Parameters, for names and layouts.

@@ -1,9 +1,10 @@
 //! Memory of a step, from the profiler's own events (`profile_memory=True`).
 
-use super::names::{IMPORTED, Table};
+use super::names::IMPORTED;
 use super::{Instr, StepTime, window};
 use crate::attribute::{Attributed, Place, Step, Units};
 use crate::kineto::Trace;
+use crate::names::Names;
 use shardlab_plan::ir::{COMPUTE, InstrId, Role, UnitId};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::{MemoryReport, MemorySample, PeakAt};
@@ -137,7 +138,7 @@ pub(super) fn build(
     shown: Option<StepTime>,
     origin: i64,
     instrs: &mut Vec<Instr>,
-    table: &mut Table,
+    table: &mut Names,
 ) -> MemoryReport {
     let mut report = empty(trace);
     let Some(shown) = shown.filter(|_| !trace.memory.is_empty()) else {
@@ -185,7 +186,7 @@ pub(super) fn build(
         next += 1;
         instrs.push(Instr {
             id,
-            name: table.index(if event.bytes >= 0 { "alloc" } else { "free" }),
+            name: table.number(if event.bytes >= 0 { "alloc" } else { "free" }),
             ranks: 0,
             rule: IMPORTED,
             work: None,

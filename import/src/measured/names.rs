@@ -3,30 +3,6 @@
 use crate::attribute::{Attributed, Placed, Work, short};
 use crate::kineto::{DeviceKind, Trace};
 use crate::limits;
-use std::collections::HashMap;
-
-/// Names by index.
-#[derive(Default)]
-pub(super) struct Table {
-    known: HashMap<String, u32>,
-    all: Vec<String>,
-}
-
-impl Table {
-    pub(super) fn index(&mut self, name: &str) -> u32 {
-        if let Some(&i) = self.known.get(name) {
-            return i;
-        }
-        let i = self.all.len() as u32;
-        self.known.insert(name.to_owned(), i);
-        self.all.push(name.to_owned());
-        i
-    }
-
-    pub(super) fn into_vec(self) -> Vec<String> {
-        self.all
-    }
-}
 
 /// Returns the name of a kernel without its arguments.
 pub(super) fn kernel<'a>(trace: &'a Trace, work: &Placed) -> &'a str {

@@ -1,9 +1,9 @@
 //! Device work of one step as spans, in issue order.
 
-use super::names::{self, Table};
-use super::{Instr, Pure, StepTime, bytes_of};
+use super::{Instr, Pure, StepTime, bytes_of, names};
 use crate::attribute::{Attributed, Placed, Work, launch_of};
 use crate::kineto::{DeviceKind, Trace};
+use crate::names::Names;
 use shardlab_plan::ir::{InstrId, StreamId, UnitId};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::{Blocker, Span};
@@ -44,7 +44,7 @@ pub(super) struct Built {
 }
 
 /// Returns the spans of a step.
-pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -> Built {
+pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Names) -> Built {
     let (trace, a) = (p.trace, p.attributed);
     let Some(shown) = shown else {
         return Built {
@@ -113,7 +113,7 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         };
         instrs.push(Instr {
             id,
-            name: table.index(&match main.contains(&w.device) {
+            name: table.number(&match main.contains(&w.device) {
                 true => names::of(trace, a, w),
                 false => names::kernel(trace, w).to_owned(),
             }),

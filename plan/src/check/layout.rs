@@ -63,17 +63,16 @@ fn group(p: &Program, id: GroupId, g: &Group, sink: &mut Sink) {
     if !p.units[g.unit.index()].groups.contains(&id) {
         bad("its unit does not list it".into());
     }
-    // PyTorch's groups are whole units, which are trained if any of their parameters is.
-    let whole = p.meta.policy == "fsdp2";
+    let apart = p.contract.frozen_apart;
     let trained = |x: &ParamId| p.params[x.index()].requires_grad;
-    if whole && g.requires_grad != g.params.iter().any(trained) {
+    if !apart && g.requires_grad != g.params.iter().any(trained) {
         let any = if g.requires_grad { "none" } else { "some" };
         bad(format!(
             "has requires_grad = {}, but {any} of its parameters have it",
             g.requires_grad
         ));
     }
-    for x in g.params.iter().filter(|_| !whole) {
+    for x in g.params.iter().filter(|_| apart) {
         let param = &p.params[x.index()];
         if param.requires_grad != g.requires_grad {
             bad(format!(

@@ -587,9 +587,7 @@ impl Walk<'_> {
     /// Checks a gather of shards over the outer axis before it is issued. There must be one between
     /// two updates, and another after a pass.
     fn before_refresh(&mut self, work: &Work, c: &Collective) {
-        // The production engine's flag for a step's first micro-batch remains set during its
-        // backward.
-        if self.p.meta.policy == "megatron" {
+        if self.p.contract.repeats_outer_gathers {
             return;
         }
         let (p, base) = (self.p, self.pass_now().base);

@@ -8,7 +8,7 @@ use super::rules::RuleId;
 use super::shadow::Segment;
 use super::walk::{Walk, Work};
 use crate::ir::{Buffer, BufferId, COMPUTE, EventId, Holds, InstrId, Pool, Role, StreamId, UnitId};
-use crate::program::{Instr, Phase, Program, Rule, Section, SectionKind};
+use crate::program::{InFlight, Instr, Phase, Program, Rule, Section, SectionKind};
 
 /// A reduction, as recorded by an event.
 #[derive(Clone, Copy)]
@@ -287,9 +287,9 @@ impl Walk<'_> {
         let unit = p.buffers[b.index()].unit;
         // Buckets are limited in bytes, by the pass that created them.
         let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
-        // Megatron-FSDP limits the units of its double buffer. The root and units that keep their
-        // parameters do not belong to it.
-        let outside = p.meta.policy == "megatron" && !p.units[unit.index()].reshards;
+        // The root and units that keep their parameters do not belong to a double buffer.
+        let of_double_buffer = p.contract.in_flight == InFlight::DoubleBuffer;
+        let outside = of_double_buffer && !p.units[unit.index()].reshards;
         if !first || bucket || outside {
             return;
         }
@@ -470,13 +470,13 @@ fn space(pool: Pool) -> usize {
     }
 }
 
-/// Returns the maximum number of units with gradient buffers in flight; 0 means unlimited. The
-/// production engine's queue is limited in elements, or by its double buffer.
+/// Returns the maximum number of units with gradient buffers in flight; 0 means unlimited.
 fn in_flight_limit(p: &Program) -> usize {
-    match p.meta.policy {
-        "megatron" => p.double_buffer_copies as usize,
-        _ => p.meta.reduce_in_flight as usize,
-    }
+    let limit = match p.contract.in_flight {
+        InFlight::Units => p.meta.reduce_in_flight,
+        InFlight::DoubleBuffer => p.double_buffer_copies,
+    };
+    limit as usize
 }
 
 /// Returns whether the first step may leave a buffer allocated: state, and the full weights of

@@ -93,56 +93,12 @@ pub struct Vision {
     /// The blocks of the language model attend to the projector's rows, which are then not part of
     /// a sequence.
     pub memory: bool,
-    /// There is a projector. If false, the tower has the width of the language model.
-    pub projector: bool,
-    /// Number of adjacent patches that are merged to one row of the projector.
-    pub merge: u64,
-    /// Merged patches are averaged, not concatenated.
-    pub pool: bool,
-    /// Norm on the input of the projector.
-    pub projector_norm: ProjectorNorm,
-    /// Widths of layers that project each patch before patches are merged, with activations between
-    /// them (MiniMax-M3); empty: the projector reads the tower's rows.
-    pub patch_layers: Vec<u64>,
-    /// These layers have a bias; `None`: if the projector's layers have one.
-    pub patch_layer_bias: Option<bool>,
-    /// Widths of the projector's layers before the last one, which has the width of the language
-    /// model.
-    pub projector_layers: Vec<u64>,
-    /// Input widths of the projector's layers, if they are wider than their inputs, which are then
-    /// padded with zeros (the defaults of Llama 4's class); empty: the widths of the inputs.
-    pub projector_inputs: Vec<u64>,
-    /// The second half of the first projector layer's output gates the first half.
-    pub projector_halves: bool,
-    /// The projector's layers have a bias.
-    pub projector_bias: bool,
-    /// Width of a gated layer after the projector's last one, preceded by a projection and a norm;
-    /// 0: none (GLM-4.1V).
-    pub projector_gate: u64,
-    /// Number of learned rows that attend to the rows of the image and replace them in the language
-    /// model (Idefics2); 0: none.
-    pub latents: u64,
-    /// Rows of the image that the learned rows attend to at a time, which they do for each such
-    /// window (Granite Speech); 0: all.
-    pub latent_window: u64,
-    /// Width of the learned rows in a Q-Former, which are projected to the width of the language
-    /// model (BLIP-2); 0: the width of the language model.
-    pub latent_width: u64,
-    /// Q-Former layers per layer that attends to the image.
-    pub latent_cross: u64,
-    /// Width of the gated layer that projects the rows they attend to, or of a Q-Former's
-    /// feed-forward layers.
-    pub latent_ffn: u64,
-    /// Number of layers in which the learned rows attend to the image.
-    pub latent_layers: u64,
-    /// Rows of the token table for a text that a Q-Former also reads (InstructBLIP); 0: none.
-    pub latent_vocab: u64,
-    /// Rows of the position table for this text.
-    pub latent_positions: u64,
-    /// Tokens of this text per sample.
-    pub latent_tokens: u64,
-    /// Query heads, key heads, and head dimension in these layers.
-    pub latent_heads: Vec<u64>,
+    /// Keys for the projector.
+    #[serde(flatten)]
+    pub projector: Projector,
+    /// Keys for learned rows that attend to the rows of the image.
+    #[serde(flatten)]
+    pub latents: Latents,
     /// Number of learned rows that follow those that the projector reads (Phi-3-vision).
     pub separators: u64,
     /// A learned row follows the rows of the image (LLaVA-NeXT).
@@ -152,6 +108,86 @@ pub struct Vision {
     /// Blocks whose results have separate projectors, whose outputs are added to the hidden states
     /// of the first layers of the language model (Qwen3-VL).
     pub deepstack: Vec<u64>,
+}
+
+/// Keys of towers for the projector, whose rows have the width of the language model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Projector {
+    /// There is a projector. If false, the tower has the width of the language model.
+    #[serde(rename = "projector")]
+    pub present: bool,
+    /// Number of adjacent patches that are merged to one row of the projector.
+    pub merge: u64,
+    /// Merged patches are averaged, not concatenated.
+    pub pool: bool,
+    /// Norm on the input of the projector.
+    #[serde(rename = "projector_norm")]
+    pub norm: ProjectorNorm,
+    /// Widths of layers that project each patch before patches are merged, with activations between
+    /// them (MiniMax-M3); empty: the projector reads the tower's rows.
+    pub patch_layers: Vec<u64>,
+    /// These layers have a bias; `None`: if the projector's layers have one.
+    pub patch_layer_bias: Option<bool>,
+    /// Widths of the projector's layers before the last one, which has the width of the language
+    /// model.
+    #[serde(rename = "projector_layers")]
+    pub layers: Vec<u64>,
+    /// Input widths of the projector's layers, if they are wider than their inputs, which are then
+    /// padded with zeros (the defaults of Llama 4's class); empty: the widths of the inputs.
+    #[serde(rename = "projector_inputs")]
+    pub inputs: Vec<u64>,
+    /// The second half of the first projector layer's output gates the first half.
+    #[serde(rename = "projector_halves")]
+    pub halves: bool,
+    /// The projector's layers have a bias.
+    #[serde(rename = "projector_bias")]
+    pub bias: bool,
+    /// Width of a gated layer after the projector's last one, preceded by a projection and a norm;
+    /// 0: none (GLM-4.1V).
+    #[serde(rename = "projector_gate")]
+    pub gate: u64,
+}
+
+/// Keys of towers for learned rows that attend to the rows of the image and replace them: a
+/// resampler or a Q-Former.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latents {
+    /// Number of learned rows that attend to the rows of the image and replace them in the language
+    /// model (Idefics2); 0: none.
+    #[serde(rename = "latents")]
+    pub count: u64,
+    /// Rows of the image that the learned rows attend to at a time, which they do for each such
+    /// window (Granite Speech); 0: all.
+    #[serde(rename = "latent_window")]
+    pub window: u64,
+    /// Width of the learned rows in a Q-Former, which are projected to the width of the language
+    /// model (BLIP-2); 0: the width of the language model.
+    #[serde(rename = "latent_width")]
+    pub width: u64,
+    /// Q-Former layers per layer that attends to the image.
+    #[serde(rename = "latent_cross")]
+    pub cross: u64,
+    /// Width of the gated layer that projects the rows they attend to, or of a Q-Former's
+    /// feed-forward layers.
+    #[serde(rename = "latent_ffn")]
+    pub ffn: u64,
+    /// Number of layers in which the learned rows attend to the image.
+    #[serde(rename = "latent_layers")]
+    pub layers: u64,
+    /// Rows of the token table for a text that a Q-Former also reads (InstructBLIP); 0: none.
+    #[serde(rename = "latent_vocab")]
+    pub vocab: u64,
+    /// Rows of the position table for this text.
+    #[serde(rename = "latent_positions")]
+    pub positions: u64,
+    /// Tokens of this text per sample.
+    #[serde(rename = "latent_tokens")]
+    pub tokens: u64,
+    /// Query heads, key heads, and head dimension in these layers.
+    #[serde(rename = "latent_heads")]
+    pub heads: Vec<u64>,
 }
 
 /// The rows of a tile are padded to a multiple of this.
@@ -225,31 +261,49 @@ impl Default for Vision {
             post_norm: true,
             pooling_head: false,
             memory: false,
-            projector: true,
-            merge: 1,
-            pool: false,
-            projector_norm: ProjectorNorm::None,
-            patch_layers: Vec::new(),
-            patch_layer_bias: None,
-            projector_layers: Vec::new(),
-            projector_inputs: Vec::new(),
-            projector_halves: false,
-            projector_bias: true,
-            projector_gate: 0,
-            latents: 0,
-            latent_window: 0,
-            latent_width: 0,
-            latent_cross: 2,
-            latent_ffn: 4096,
-            latent_layers: 3,
-            latent_vocab: 0,
-            latent_positions: 512,
-            latent_tokens: 32,
-            latent_heads: vec![16, 4, 96],
+            projector: Projector::default(),
+            latents: Latents::default(),
             separators: 0,
             newline: false,
             unused_rows: 0,
             deepstack: Vec::new(),
+        }
+    }
+}
+
+/// The projector of LLaVA.
+impl Default for Projector {
+    fn default() -> Self {
+        Self {
+            present: true,
+            merge: 1,
+            pool: false,
+            norm: ProjectorNorm::None,
+            patch_layers: Vec::new(),
+            patch_layer_bias: None,
+            layers: Vec::new(),
+            inputs: Vec::new(),
+            halves: false,
+            bias: true,
+            gate: 0,
+        }
+    }
+}
+
+/// No learned rows, and the sizes of Idefics2's.
+impl Default for Latents {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            window: 0,
+            width: 0,
+            cross: 2,
+            ffn: 4096,
+            layers: 3,
+            vocab: 0,
+            positions: 512,
+            tokens: 32,
+            heads: vec![16, 4, 96],
         }
     }
 }
@@ -288,7 +342,7 @@ impl Vision {
     /// Returns the number of windows of rows that the learned rows attend to one after the other.
     #[must_use]
     pub(crate) fn windows(&self) -> u64 {
-        match self.latent_window {
+        match self.latents.window {
             0 => 1,
             window => self.rows().div_ceil(window),
         }
@@ -298,9 +352,9 @@ impl Vision {
     /// and tokens of a text.
     #[must_use]
     pub(crate) fn latent_rows(&self) -> u64 {
-        match self.latent_vocab {
-            0 => self.latents,
-            _ => self.latents + self.latent_tokens,
+        match self.latents.vocab {
+            0 => self.latents.count,
+            _ => self.latents.count + self.latents.tokens,
         }
     }
 
@@ -308,8 +362,8 @@ impl Vision {
     #[must_use]
     pub(crate) fn projected(&self) -> u64 {
         match self.tile_rows {
-            _ if self.latents > 0 => self.latents * self.windows(),
-            0 => self.patches / self.merge.max(1) + self.separators,
+            _ if self.latents.count > 0 => self.latents.count * self.windows(),
+            0 => self.patches / self.projector.merge.max(1) + self.separators,
             _ => self.tiles * self.of_tile(),
         }
     }
@@ -318,8 +372,12 @@ impl Vision {
     #[must_use]
     pub(crate) fn merged_width(&self) -> u64 {
         let all = self.hidden * (1 + self.picked.len() as u64);
-        let width = self.patch_layers.last().copied().unwrap_or(all);
-        if self.pool { width } else { width * self.merge }
+        let width = self.projector.patch_layers.last().copied().unwrap_or(all);
+        if self.projector.pool {
+            width
+        } else {
+            width * self.projector.merge
+        }
     }
 
     /// Returns the types of the tower's blocks, if they differ.

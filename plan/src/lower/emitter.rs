@@ -8,7 +8,7 @@ use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, ParamId,
     Pool, Role, ShardOp, StreamId, UnitId,
 };
-use crate::program::{Communicator, Rule, is_packed};
+use crate::program::{Communicator, Phase, Rule, is_packed};
 use std::collections::HashMap;
 
 /// The program being built, into which the walk and the policies emit.
@@ -37,6 +37,25 @@ impl<'a> Emitter<'a> {
             scratch: HashMap::new(),
             flags: HashMap::new(),
         }
+    }
+
+    /// Emits the instructions of `f` with this unit and phase, and restores both afterwards.
+    pub(crate) fn within<T>(
+        &mut self,
+        unit: UnitId,
+        phase: Phase,
+        f: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let (unit_before, phase_before) = (self.b.unit(), self.b.phase());
+        self.b.at(unit, phase);
+        let result = f(self);
+        self.b.at(unit_before, phase_before);
+        result
+    }
+
+    /// Does the same as [`Emitter::within`], in the current phase.
+    pub(crate) fn within_unit<T>(&mut self, unit: UnitId, f: impl FnOnce(&mut Self) -> T) -> T {
+        self.within(unit, self.b.phase(), f)
     }
 
     /// Creates a full-size buffer of a group in the pool of such buffers.

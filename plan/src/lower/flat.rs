@@ -557,18 +557,16 @@ impl Flat {
         unit: UnitId,
         stale: bool,
     ) -> EventId {
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        out.b.hook(rule, out.inputs.unit(unit).params);
-        for g in out.inputs.groups_of(unit) {
-            if let Some(full) = self.state(g).full {
-                out.b.alloc(rule, full);
+        out.within_unit(unit, |out| {
+            out.b.hook(rule, out.inputs.unit(unit).params);
+            for g in out.inputs.groups_of(unit) {
+                if let Some(full) = self.state(g).full {
+                    out.b.alloc(rule, full);
+                }
+                self.gather(out, rule, g, stale, None);
             }
-            self.gather(out, rule, g, stale, None);
-        }
-        let done = out.b.record(rule, self.streams.gather);
-        out.b.at(at, phase);
-        done
+            out.b.record(rule, self.streams.gather)
+        })
     }
 
     /// Issues the gather of a group on the gather stream, after its casts on the copy-in stream,

@@ -88,33 +88,34 @@ impl Scales {
     /// Reduces the amax of ranks' shards to the amax of whole tensors over the ranks of a
     /// communicator, and computes all scales, on `stream`, which waits for the compute stream.
     pub(crate) fn make(self, out: &mut Emitter<'_>, comm: Option<CommId>, stream: StreamId) {
-        out.b.at(UnitId(0), Phase::Refresh);
-        out.b.join(Rule::Refresh, COMPUTE, stream);
-        let [amax, made, inverses] =
-            [self.amax, self.scales, self.inverses].map(|id| out.b.whole(id));
-        if let Some(comm) = comm {
-            out.collective(CollectiveLaunch {
+        out.within(UnitId(0), Phase::Refresh, |out| {
+            out.b.join(Rule::Refresh, COMPUTE, stream);
+            let [amax, made, inverses] =
+                [self.amax, self.scales, self.inverses].map(|id| out.b.whole(id));
+            if let Some(comm) = comm {
+                out.collective(CollectiveLaunch {
+                    rule: Rule::Refresh,
+                    stream,
+                    kind: CollectiveKind::AllReduce,
+                    comm,
+                    reduce: ReduceOp::Max,
+                    dtype: DType::F32,
+                    parts: smallvec![Part {
+                        input: amax,
+                        output: amax
+                    }],
+                    sent: None,
+                });
+            }
+            out.run(KernelLaunch {
                 rule: Rule::Refresh,
-                stream,
-                kind: CollectiveKind::AllReduce,
-                comm,
-                reduce: ReduceOp::Max,
+                op: ShardOp::ShardScales { to: DType::F8E4m3 },
+                elements: amax.bytes / SCALE,
                 dtype: DType::F32,
-                parts: smallvec![Part {
-                    input: amax,
-                    output: amax
-                }],
-                sent: None,
+                stream,
+                reads: &[amax],
+                writes: &[made, inverses],
             });
-        }
-        out.run(KernelLaunch {
-            rule: Rule::Refresh,
-            op: ShardOp::ShardScales { to: DType::F8E4m3 },
-            elements: amax.bytes / SCALE,
-            dtype: DType::F32,
-            stream,
-            reads: &[amax],
-            writes: &[made, inverses],
         });
     }
 }

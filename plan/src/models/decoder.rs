@@ -101,7 +101,7 @@ pub(super) struct Decoder {
     blocks: Vec<Block>,
     /// Sums residual streams up.
     streams: Option<Streams>,
-    /// Makes residual streams of embedded tokens, and sums them up.
+    /// Expands embedded tokens to residual streams, and sums the streams up.
     altup: Option<altup::Ends>,
     /// `None` if the blocks end with a norm.
     norm: Option<Norm>,

@@ -240,8 +240,8 @@ fn tower_attention(m: &Model, of: &Vision, batch: u64) -> u64 {
     let kv_heads = of.kv_heads.unwrap_or(of.heads);
     let head_dim = of.hidden / of.heads.max(1);
     let shape = AttentionShape::new([batch, of.heads, kv_heads, of.rows(), head_dim], false);
-    let heads = |n: usize| of.latent_heads.get(n).copied().unwrap_or(1);
-    let seen = match of.latent_window {
+    let heads = |n: usize| of.latents.heads.get(n).copied().unwrap_or(1);
+    let seen = match of.latents.window {
         0 => of.rows(),
         window => window,
     };
@@ -249,13 +249,13 @@ fn tower_attention(m: &Model, of: &Vision, batch: u64) -> u64 {
         batch: batch * of.windows(),
         heads: heads(0),
         kv_heads: heads(1),
-        seq: of.latents,
-        memory: Some(seen + of.latents),
+        seq: of.latents.count,
+        memory: Some(seen + of.latents.count),
         head_dim: heads(2),
         ..shape
     };
-    let of_latents = match of.latent_width {
-        0 => of.latent_layers * latents.flops(false),
+    let of_latents = match of.latents.width {
+        0 => of.latents.layers * latents.flops(false),
         _ => {
             let own = AttentionShape {
                 memory: None,
@@ -266,8 +266,8 @@ fn tower_attention(m: &Model, of: &Vision, batch: u64) -> u64 {
                 memory: Some(seen),
                 ..latents
             };
-            let crossing = of.latent_layers.div_ceil(of.latent_cross.max(1));
-            of.latent_layers * own.flops(false) + crossing * cross.flops(false)
+            let crossing = of.latents.layers.div_ceil(of.latents.cross.max(1));
+            of.latents.layers * own.flops(false) + crossing * cross.flops(false)
         }
     };
     let chunk = of.attention_chunk.filter(|chunk| *chunk < of.rows());

@@ -28,7 +28,7 @@ pub(super) struct Staged {
 struct Block {
     module: ModuleId,
     stage: Stage,
-    /// Makes rows of a wider stage, before the block.
+    /// Layers before the block, to the rows of a wider stage.
     merge: Option<Merge>,
     kind: Kind,
 }
@@ -38,7 +38,7 @@ enum Kind {
     Convolution(Convolution),
 }
 
-/// Makes one row of a square of four.
+/// Layers from a square of four rows to one row.
 struct Merge {
     module: ModuleId,
     norm: Layer,

@@ -172,26 +172,25 @@ impl Megatron {
                 self.recycle(out, unused);
             }
         }
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        out.b.hook(rule, out.inputs.unit(unit).params);
-        for g in &lacking {
-            self.allocate(out, *g, backward, rule);
-        }
-        // Each gather waits for the work already enqueued on the compute stream; see
-        // Note [Unshard gate].
-        out.b
-            .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
-        // Codes are cast after the optimizer step.
-        let stale = self.first && !self.flat.reduces_scales();
-        for g in lacking {
-            match backward && self.flat.has_columns(g) {
-                true => self.flat.gather_columns(out, rule, g, false),
-                false => self.flat.gather(out, rule, g, stale, None),
+        out.within_unit(unit, |out| {
+            out.b.hook(rule, out.inputs.unit(unit).params);
+            for g in &lacking {
+                self.allocate(out, *g, backward, rule);
             }
-        }
-        self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
-        out.b.at(at, phase);
+            // Each gather waits for the work already enqueued on the compute stream; see
+            // Note [Unshard gate].
+            out.b
+                .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
+            // Codes are cast after the optimizer step.
+            let stale = self.first && !self.flat.reduces_scales();
+            for g in lacking {
+                match backward && self.flat.has_columns(g) {
+                    true => self.flat.gather_columns(out, rule, g, false),
+                    false => self.flat.gather(out, rule, g, stale, None),
+                }
+            }
+            self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
+        });
     }
 
     /// Allocates the buffers that a gather of a group writes. Resident buckets keep their storage.
@@ -629,17 +628,16 @@ impl Lifecycle for Megatron {
                 return;
             }
         }
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(out.inputs.group(g).unit, phase);
-        out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
-        self.handle_grad(out, g, p);
-        self.ready[g.index()] += 1;
-        if self.ready[g.index()] == out.inputs.group(g).params.len() {
-            self.ready[g.index()] = 0;
-            self.written[g.index()] = true;
-            self.reduce(out, g);
-        }
-        out.b.at(at, phase);
+        out.within_unit(out.inputs.group(g).unit, |out| {
+            out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
+            self.handle_grad(out, g, p);
+            self.ready[g.index()] += 1;
+            if self.ready[g.index()] == out.inputs.group(g).params.len() {
+                self.ready[g.index()] = 0;
+                self.written[g.index()] = true;
+                self.reduce(out, g);
+            }
+        });
     }
 
     fn backward_end(&mut self, out: &mut Emitter<'_>) {

@@ -167,11 +167,10 @@ impl MegatronV2 {
             return;
         }
         self.pending[unit.index()].missing = pending.trained;
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        self.reduce(out, unit);
-        self.reshard(out, unit);
-        out.b.at(at, phase);
+        out.within_unit(unit, |out| {
+            self.reduce(out, unit);
+            self.reshard(out, unit);
+        });
     }
 
     /// Returns whether the backward of a unit starts with the gradients of the model's outputs.
@@ -258,11 +257,9 @@ impl Lifecycle for MegatronV2 {
     }
 
     fn output_gradients(&mut self, out: &mut Emitter<'_>) {
-        let (root, phase, at) = (UnitId(0), out.b.phase(), out.b.unit());
+        let root = UnitId(0);
         if !out.inputs.unit(root).groups.is_empty() {
-            out.b.at(root, phase);
-            self.enter(out, root, true);
-            out.b.at(at, phase);
+            out.within_unit(root, |out| self.enter(out, root, true));
         }
     }
 

@@ -271,11 +271,10 @@ impl Pr4435 {
     /// Reshards and reduces a unit. This is the hook after its backward.
     fn post(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         self.issued[unit.index()] = true;
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        self.reshard(out, unit);
-        self.reduce_grad(out, unit);
-        out.b.at(at, phase);
+        out.within_unit(unit, |out| {
+            self.reshard(out, unit);
+            self.reduce_grad(out, unit);
+        });
     }
 
     /// Returns whether the backward of a unit starts with the gradients of the model's outputs.
@@ -353,11 +352,9 @@ impl Lifecycle for Pr4435 {
     }
 
     fn output_gradients(&mut self, out: &mut Emitter<'_>) {
-        let (root, phase, at) = (UnitId(0), out.b.phase(), out.b.unit());
+        let root = UnitId(0);
         if !out.inputs.unit(root).groups.is_empty() {
-            out.b.at(root, phase);
-            self.unshard(out, root, true, true);
-            out.b.at(at, phase);
+            out.within_unit(root, |out| self.unshard(out, root, true, true));
         }
     }
 

@@ -4,8 +4,8 @@
 //! write small programs by hand.
 
 use super::{
-    CaptureScope, Communicator, Instr, Op, Phase, Program, ProgramMeta, Rule, Section, SectionKind,
-    Stream, StreamKind, Unit,
+    CaptureScope, Communicator, Contract, Instr, Op, Phase, Program, ProgramMeta, Rule, Section,
+    SectionKind, Stream, StreamKind, Unit,
 };
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CollectiveKind, CommId, CopyDesc, CopyId,
@@ -94,6 +94,7 @@ impl ProgramBuilder {
     pub fn new(meta: ProgramMeta) -> Self {
         let program = Program {
             meta,
+            contract: Contract::STRICT,
             modules: Vec::new(),
             params: Vec::new(),
             units: Vec::new(),

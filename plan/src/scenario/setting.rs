@@ -326,8 +326,10 @@ impl Setting for Offload {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ModelOptions;
+    use crate::config::{ModelOptions, Vision};
     use crate::scenario::check;
+    use crate::scenario::keys::Accept;
+    use std::collections::BTreeSet;
 
     #[test]
     fn defaults_of_options_are_those_of_the_table() {
@@ -341,6 +343,31 @@ mod tests {
         for field in fields.as_object().unwrap().keys() {
             assert!(Key::find("model", field).is_some(), "{field} has no key");
         }
+    }
+
+    #[test]
+    fn towers_have_the_keys_of_their_table() {
+        let fields = serde_json::to_value(Vision::default()).unwrap();
+        let fields: BTreeSet<&str> = fields.as_object().unwrap().keys().map(|k| &**k).collect();
+        let [Accept::Table(keys)] = Key::Vision.info().accepts else {
+            panic!("a tower is a table");
+        };
+        assert_eq!(fields, keys.iter().map(|(key, _)| *key).collect());
+        let given = serde_json::json!({
+            "projector": false, "projector_norm": "merged", "projector_layers": [5],
+            "projector_inputs": [6], "projector_halves": true, "projector_bias": false,
+            "projector_gate": 7, "merge": 2, "pool": true, "patch_layers": [8],
+            "patch_layer_bias": true, "latents": 9, "latent_window": 10, "latent_width": 11,
+            "latent_cross": 12, "latent_ffn": 13, "latent_layers": 14, "latent_vocab": 15,
+            "latent_positions": 16, "latent_tokens": 17, "latent_heads": [18, 19, 20],
+        });
+        let tower = Vision::deserialize(&given).unwrap();
+        let again = serde_json::to_value(&tower).unwrap();
+        for (key, value) in given.as_object().unwrap() {
+            assert_eq!(&again[key], value, "{key}");
+        }
+        assert_eq!((tower.layers, tower.projector.layers), (12, vec![5]));
+        assert_eq!((tower.positions, tower.latents.positions), (196, 16));
     }
 
     /// A default in parentheses is derived; any other is a value that the key takes.

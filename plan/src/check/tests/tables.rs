@@ -150,7 +150,7 @@ fn a_group_of_two_kinds() {
             .contains("`layers.1.bias` has requires_grad = false, the group true")
     );
     // A group of fsdp2 may have both, and is trained if any of its parameters is.
-    t.b.program.meta.policy = "fsdp2";
+    t.b.program.contract.frozen_apart = false;
     assert!(check(&t.b.program).of(RuleId::Group).next().is_none());
     t.b.program.groups[1].requires_grad = false;
     assert!(

@@ -43,31 +43,36 @@ impl Flat {
         let Some(maxima) = self.block_maxima else {
             return;
         };
-        let (unit, phase) = (out.b.unit(), out.b.phase());
-        out.b.at(UnitId(0), Phase::Refresh);
+        out.within(UnitId(0), Phase::Refresh, |out| {
+            self.make_block_scales(out, maxima)
+        });
+    }
+
+    /// Computes the scales of all blocks from `maxima`, which it allocates and frees.
+    fn make_block_scales(&self, out: &mut Emitter<'_>, maxima: BufferId) {
         out.b.alloc(Rule::Refresh, maxima);
         let all = out.b.whole(maxima);
         let elements = all.bytes / ROUNDED.size();
         refresh(out, ShardOp::Zero, elements, &[], &[all]);
         let (mut at, mut made) = (all.offset, Vec::new());
         for (g, scales) in self.scales_everywhere() {
-            out.b.at(out.inputs.group(g).unit, Phase::Refresh);
-            let own = scales.map(|scales| {
-                let scales = out.b.whole(scales.full);
-                made.push(scales);
-                let bytes = scales.bytes * ROUNDED.size();
-                let of_group = all.part(at - all.offset..at - all.offset + bytes);
-                at += bytes;
-                self.state(g).sharded.part(of_group)
+            out.within(out.inputs.group(g).unit, Phase::Refresh, |out| {
+                let own = scales.map(|scales| {
+                    let scales = out.b.whole(scales.full);
+                    made.push(scales);
+                    let bytes = scales.bytes * ROUNDED.size();
+                    let of_group = all.part(at - all.offset..at - all.offset + bytes);
+                    at += bytes;
+                    self.state(g).sharded.part(of_group)
+                });
+                let (main, elements) = self.main_weights(out, g);
+                let op = ShardOp::ShardBlockAmax {
+                    through: ROUNDED,
+                    block: scales[0].block,
+                };
+                refresh(out, op, elements, &[main], &own);
             });
-            let (main, elements) = self.main_weights(out, g);
-            let op = ShardOp::ShardBlockAmax {
-                through: ROUNDED,
-                block: scales[0].block,
-            };
-            refresh(out, op, elements, &[main], &own);
         }
-        out.b.at(UnitId(0), Phase::Refresh);
         // 8-bit weights belong to all ranks of this axis.
         if let Some(comm) = self.comms.along(AxisId::DP_SHARD).reduce {
             out.collective(CollectiveLaunch {
@@ -88,7 +93,6 @@ impl Flat {
         let op = ShardOp::ShardBlockScales { to };
         refresh(out, op, elements, &[all], &made);
         out.b.free(Rule::Refresh, maxima);
-        out.b.at(unit, phase);
     }
 }
 

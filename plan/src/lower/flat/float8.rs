@@ -59,7 +59,6 @@ impl Flat {
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool, stream: StreamId) {
         self.refresh_block_scales(out);
         let Some(scales) = self.scales else { return };
-        let (unit, phase) = (out.b.unit(), out.b.phase());
         for g in out.inputs.group_ids() {
             if !self.state(g).w.is_float8() {
                 continue;
@@ -68,38 +67,37 @@ impl Flat {
             if updated && self.maxima_with_main(out, g).is_some() {
                 continue;
             }
-            out.b.at(group.unit, Phase::Refresh);
-            let slots = scales.maxima(out, group.scale_range());
-            let (main, elements) = self.main_weights(out, g);
-            out.run(KernelLaunch {
-                rule: Rule::Refresh,
-                op: ShardOp::ShardAmax { through: ROUNDED },
-                elements,
-                dtype: DType::F32,
-                stream: COMPUTE,
-                reads: &[main],
-                writes: &[slots],
+            out.within(group.unit, Phase::Refresh, |out| {
+                let slots = scales.maxima(out, group.scale_range());
+                let (main, elements) = self.main_weights(out, g);
+                out.run(KernelLaunch {
+                    rule: Rule::Refresh,
+                    op: ShardOp::ShardAmax { through: ROUNDED },
+                    elements,
+                    dtype: DType::F32,
+                    stream: COMPUTE,
+                    reads: &[main],
+                    writes: &[slots],
+                });
             });
         }
         // 8-bit weights belong to all ranks of this axis.
         scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce, stream);
-        out.b.at(unit, phase);
     }
 
     /// Casts all shards of 8-bit weights on the compute stream, for engines that cast once, after
     /// the optimizer step.
     pub(crate) fn cast_shards_float8(&self, out: &mut Emitter<'_>) {
-        let (unit, phase) = (out.b.unit(), out.b.phase());
         for g in out.inputs.group_ids() {
             let state = self.state(g);
             if let Some(rest) = state.weight.filter(|_| state.w.is_float8()) {
-                out.b.at(out.inputs.group(g).unit, Phase::Refresh);
-                let shard = out.b.whole(rest);
-                self.cast_float8(out, g, shard, Rule::Refresh, COMPUTE);
-                self.cast_columns(out, g, Rule::Refresh, COMPUTE);
+                out.within(out.inputs.group(g).unit, Phase::Refresh, |out| {
+                    let shard = out.b.whole(rest);
+                    self.cast_float8(out, g, shard, Rule::Refresh, COMPUTE);
+                    self.cast_columns(out, g, Rule::Refresh, COMPUTE);
+                });
             }
         }
-        out.b.at(unit, phase);
     }
 
     /// Casts M of a group to 8-bit codes, with their scales if these belong to blocks.

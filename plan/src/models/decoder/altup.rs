@@ -13,7 +13,7 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 use std::f64::consts::FRAC_1_SQRT_2;
 
-/// Makes streams of embedded tokens, and one row of all streams.
+/// Projections from embedded tokens to streams, and from all streams to one row.
 pub(super) struct Ends {
     module: ModuleId,
     spread: Vec<Layer>,

@@ -85,8 +85,8 @@ enum HeadNorm {
 }
 
 impl Projections {
-    /// Declares the projections, whose keys and values come from as many rows as there are tokens
-    /// or from `rows` per sample, of width `source`.
+    /// Declares the projections. Keys and values are computed from rows of width `source`: `rows`
+    /// per sample, or one per token if `rows` is `None`.
     fn new(d: &mut Declare, at: ModuleId, m: &Model, (rows, source): (Option<u64>, u64)) -> Self {
         let names = names::of(m);
         let (h, bias) = (m.hidden, m.bias.qkv());
@@ -129,7 +129,7 @@ impl Projections {
     }
 }
 
-/// Declares projections for global positions, which nothing uses (Longformer).
+/// Declares the unused projections for global positions (Longformer).
 fn global_projections(d: &mut Declare, at: ModuleId, m: &Model) {
     let names = names::of(m);
     let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
@@ -191,7 +191,7 @@ struct Projected {
     gate: Option<ValueId>,
 }
 
-/// Returns the parts that the projection of queries makes: queries, and maybe a gate.
+/// Returns the number of outputs of the query projection: queries, and possibly a gate.
 fn query_parts(m: &Model) -> u64 {
     1 + u64::from(m.options.attention.attention_gate == AttentionGate::Element)
 }
@@ -201,7 +201,7 @@ fn query_parts(m: &Model) -> u64 {
 pub(super) struct Around {
     /// Learned biases of the scores, `[heads, seq, seq]`.
     pub(super) bias: Option<ValueId>,
-    /// Table of relative positions, `[rows, hidden]`, which makes biases of the scores.
+    /// Table of relative positions, `[rows, hidden]`, from which biases of the scores are computed.
     pub(super) relative: Option<ValueId>,
     /// Input of keys and values, if it differs from that of queries: `[batch, rows, hidden]`.
     pub(super) memory: Option<ValueId>,
@@ -222,7 +222,7 @@ impl Attention {
         Self::named(d, block, "attention", m, (None, m.hidden))
     }
 
-    /// Declares a block's attention to what an encoder or a tower computes.
+    /// Declares a block's attention to the output of an encoder or a tower.
     pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let rows = m.options.context.tower_memory().map(Vision::tokens);
         Self::named(d, block, "cross_attention", m, (rows, m.memory_width()))
@@ -316,8 +316,8 @@ impl Attention {
         }
     }
 
-    /// Applies attention to `y`, `[batch, seq, hidden]`. Returns what it adds to the residual
-    /// stream, of the same shape, and values that live until the block's forward returns.
+    /// Applies attention to `y`, `[batch, seq, hidden]`. Returns the residual update, of the same
+    /// shape, and values that live until the block's forward returns.
     pub(super) fn forward(
         &self,
         b: &mut Builder<'_>,
@@ -502,7 +502,7 @@ impl Attention {
         }
     }
 
-    /// Makes queries, keys and values, which only latent attention rotates here.
+    /// Computes queries, keys and values. Only latent attention rotates them here.
     fn project(
         &self,
         b: &mut Builder<'_>,
@@ -683,7 +683,7 @@ fn takes_keys(d: &Declare, m: &Model) -> bool {
     m.options.attention.keys_as_values && m.layer_type(d.layer()) != LayerType::Sliding
 }
 
-/// Returns the width of what a head of attention makes.
+/// Returns the output width of a head.
 fn value_width(m: &Model) -> u64 {
     let latent = &m.options.latent;
     match latent.is_used() {
@@ -692,7 +692,7 @@ fn value_width(m: &Model) -> u64 {
     }
 }
 
-/// Returns whether the feed-forward layer has a norm of its own for what it reads.
+/// Returns whether the feed-forward layer has a separate input norm.
 pub(super) fn mlp_reads_norm(m: &Model) -> bool {
     normalized(m)[0] && m.options.residual != Residual::ParallelOneNorm
 }

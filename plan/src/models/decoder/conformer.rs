@@ -79,7 +79,7 @@ fn limited(b: &mut Builder<'_>, x: ValueId, clamps: bool) -> ValueId {
     if clamps { b.g.unary(kind, x) } else { x }
 }
 
-/// Applies a linear layer, whose input and output may be limited to a range.
+/// Applies a linear layer. `clamps` limits its input and output to a range.
 fn linear(b: &mut Builder<'_>, layer: Layer, x: ValueId, clamps: bool) -> ValueId {
     let at = layer.module();
     let x = b.within(at, |b| limited(b, x, clamps));
@@ -112,7 +112,7 @@ impl FeedForward {
         }
     }
 
-    /// Adds half of the layer's result to what it reads.
+    /// Returns the input plus half of the layer's result.
     fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let activation = defaults::activation(&b.s.model);
         b.within(self.module, |b| {
@@ -131,7 +131,7 @@ impl FeedForward {
     }
 }
 
-/// A convolution of each channel over positions, whose input has gates.
+/// A depthwise convolution over positions with a gated input.
 struct Convolution {
     module: ModuleId,
     norm: Norm,

@@ -4,8 +4,8 @@ use crate::graph::ValueId;
 use crate::ir::{ModuleId, OpKind, op};
 use crate::models::build::Builder;
 
-/// Applies `nn.Conv1d` to `[batch, channels, positions]`: the convolution, which makes `positions`,
-/// then the bias in place.
+/// Applies `nn.Conv1d` to `[batch, channels, positions]`: the convolution, which outputs
+/// `positions` positions, then the bias in place.
 pub(super) fn convolve(
     b: &mut Builder<'_>,
     at: ModuleId,

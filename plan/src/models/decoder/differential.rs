@@ -11,7 +11,7 @@ use crate::models::declare::{Declare, Layer};
 
 pub(super) struct Differential {
     module: ModuleId,
-    /// Vectors of a head's width, of which two pairs are multiplied.
+    /// Two pairs of vectors of a head's width. The vectors of a pair are multiplied.
     factors: [Layer; 4],
 }
 
@@ -37,8 +37,8 @@ impl Differential {
         })
     }
 
-    /// Returns the normalized differences, `[batch, heads / 2, seq, 2 * head_dim]`, of what both
-    /// calls made.
+    /// Returns the normalized differences of the outputs of both calls,
+    /// `[batch, heads / 2, seq, 2 * head_dim]`.
     pub(super) fn combine(&self, b: &mut Builder<'_>, made: [ValueId; 2]) -> ValueId {
         let both = b.g.cat(&made, 3);
         let half = b.g.value(both).shape[1] / 2;
@@ -52,8 +52,8 @@ impl Differential {
         b.scale(out, 0.2)
     }
 
-    /// Returns the difference of the exponentials of both pairs, a number. Sigmoids stand for
-    /// exponentials, which cost as much.
+    /// Returns the difference of the exponentials of both pairs, a number. The plan has sigmoids in
+    /// place of the exponentials, at the same cost.
     fn factor(&self, b: &mut Builder<'_>) -> ValueId {
         let [q1, k1, q2, k2] = self.factors.map(|l| b.weight(l));
         let product = |b: &mut Builder<'_>, q, k| {

@@ -12,7 +12,7 @@ use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 
-/// The table of relative positions, which all layers share, and its norm.
+/// The table of relative positions of all layers, and its norm.
 pub(super) struct Relative {
     table: Layer,
     norm: Option<Norm>,
@@ -59,8 +59,8 @@ pub(super) fn projections(d: &mut Declare, at: ModuleId, m: &Model) -> Option<[L
     })
 }
 
-/// Returns the biases of all pairs, `[heads, seq, seq]`, that the projections of queries and keys
-/// make of the table.
+/// Computes the biases of all pairs, `[heads, seq, seq]`, from the table by the projections of
+/// queries and keys.
 pub(super) fn biases(b: &mut Builder<'_>, table: ValueId, q: Layer, k: Layer) -> ValueId {
     let (seq, heads, hd) = (b.seq(), b.s.model.heads, b.s.model.head_dim);
     let rows = b.g.value(table).shape[0];

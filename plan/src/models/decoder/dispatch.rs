@@ -54,7 +54,7 @@ pub(super) struct Routed {
 
 /// Tokens, or rows of single choices, on the rank of their experts.
 pub(super) struct Sent {
-    /// The tokens; experts by the numbers that they have here.
+    /// Tokens, with the indices of experts on this rank.
     pub(super) routed: Routed,
     /// Rows that experts get.
     pub(super) rows: u64,
@@ -108,7 +108,7 @@ impl Counts {
 pub(super) struct Got {
     /// The numbers of rows, if the host has read them.
     pub(super) counts: Option<Counts>,
-    /// The experts, by the numbers that they have here.
+    /// Experts of the rows, by their indices on this rank.
     pub(super) ids: ValueId,
     /// The weights of the choices, if these travel.
     weights: Option<ValueId>,
@@ -123,7 +123,7 @@ enum Back {
     Sums,
     /// Partial sums are pushed back and added up.
     Peers(Peers),
-    /// Rows return to their places, which `position`, `[tokens, k]`, has for each choice.
+    /// Rows return to their places. `position`, `[tokens, k]`, is the place of each choice.
     Places {
         position: ValueId,
         counts: Option<Counts>,
@@ -145,7 +145,7 @@ impl Dispatch {
         }
     }
 
-    /// Returns that of experts of which each rank has all.
+    /// Returns the distribution in which each rank has all experts.
     pub(super) const fn none(experts: u64) -> Self {
         Self { ranks: 1, experts }
     }
@@ -208,8 +208,8 @@ impl Dispatch {
         }
     }
 
-    /// Sends ids to the ranks of all experts, as these number their own; returns what is sent and
-    /// what is got, both `[ranks * tokens, k]`.
+    /// Sends ids to the ranks of all experts, as indices on these ranks. Returns the ids that this
+    /// rank sends and receives, both `[ranks * tokens, k]`.
     fn exchange_ids(&self, b: &mut Builder<'_>, ids: ValueId, shape: [u64; 2]) -> [ValueId; 2] {
         let kind = OpKind::LocalExperts(op::LocalExperts {
             ranks: self.ranks,
@@ -401,7 +401,7 @@ impl Dispatch {
         got
     }
 
-    /// Returns rows to the places that they came from. `counts` are those with which they came.
+    /// Returns rows to their places. `counts` are those of the exchange that brought them.
     pub(super) fn return_rows(
         &self,
         b: &mut Builder<'_>,

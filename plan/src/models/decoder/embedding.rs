@@ -25,7 +25,7 @@ pub(super) fn width(m: &Model) -> u64 {
     m.options.embedding.embedding_width.unwrap_or(m.hidden)
 }
 
-/// Returns the width of what is added to embedded tokens, and of their norm.
+/// Returns the width of the tables that are added to embedded tokens, and of their norm.
 pub(super) fn sum_width(m: &Model) -> u64 {
     match m.family {
         Family::Bert => width(m),
@@ -33,8 +33,8 @@ pub(super) fn sum_width(m: &Model) -> u64 {
     }
 }
 
-/// Declares what projects embedded tokens to the width of the model: in encoders if they have a
-/// width of their own, which may be the same, in decoders if they are not as wide.
+/// Declares the projection of embedded tokens to the width of the model. Encoders have it if
+/// embeddings have a separate width, even an equal one, decoders only if the widths differ.
 pub(super) fn projection(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Layer> {
     let encoder = m.family == Family::Bert;
     let names = match encoder {
@@ -129,8 +129,8 @@ impl Embedding {
         })
     }
 
-    /// Declares what an encoder reads if it has a table of tokens of its own, or positions are a
-    /// table: the same table of tokens, and one of positions of its own.
+    /// Declares the tables of an encoder that has its own table of tokens or a table of positions:
+    /// the same table of tokens, and its own table of positions.
     pub(super) fn of_encoder(&self, d: &mut Declare, at: ModuleId, m: &Model) -> Option<Tables> {
         if m.options
             .context

@@ -47,7 +47,7 @@ pub(super) struct Experts {
     biases: Option<[Layer; 2]>,
     /// Bias of the sum over a token's experts, `[hidden]`.
     sum_bias: Option<Layer>,
-    /// Projections to and from the width that the routed experts work on.
+    /// Projections to and from the width of the routed experts.
     latent: Option<[Layer; 2]>,
     /// Output norm, before the residual connection.
     post_norm: Option<Norm>,
@@ -105,8 +105,8 @@ impl Experts {
         Self::named(d, block, "mlp", m, [before, after, sum])
     }
 
-    /// Declares them as a module of this name. The flags say whether what they read, what they add,
-    /// and the sum, is normalized.
+    /// Declares the experts as a module named `name`. The flags say whether there are norms of the
+    /// input, of the output, and of the residual sum.
     pub(super) fn named(
         d: &mut Declare,
         block: ModuleId,
@@ -204,8 +204,8 @@ impl Experts {
         }
     }
 
-    /// Applies the layer to `y`; returns what it adds to the residual stream, and the router's
-    /// logits, `[tokens, experts]`, in float32.
+    /// Applies the layer to `y`. Returns the residual update and the router's logits,
+    /// `[tokens, experts]`, in float32.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> (ValueId, ValueId) {
         self.forward_by(b, y, y)
     }
@@ -261,7 +261,8 @@ impl Experts {
         })
     }
 
-    /// Returns what of the shared expert can run while tokens travel, if they do.
+    /// Returns the part of the shared expert that overlaps with the exchange of tokens; `None` if
+    /// ranks exchange no tokens.
     fn overlap(&self, b: &Builder<'_>, shared: &Shared) -> Option<SharedOverlap> {
         let moe = b.s.moe.as_ref().filter(|_| self.dispatch.exchanges())?;
         Some(SharedOverlap {
@@ -462,13 +463,13 @@ fn masked(b: &mut Builder<'_>, x: ValueId, mask: Option<ValueId>) -> ValueId {
     }
 }
 
-/// Returns whether weights of choices multiply what experts read.
+/// Returns whether the weights of choices multiply the inputs of experts.
 pub(super) fn scores_before(b: &Builder<'_>) -> bool {
     b.s.model.options.experts.score_before_experts
 }
 
-/// Multiplies rows by the weights of their choices, `[choices, 1]`, which have their rows at these
-/// places.
+/// Multiplies rows by the weights of their choices, `[choices, 1]`. `place` is the row of each
+/// choice.
 pub(super) fn weighted(
     b: &mut Builder<'_>,
     by: Indexing,

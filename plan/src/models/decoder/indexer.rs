@@ -12,7 +12,7 @@ pub(super) struct Indexer {
     q: Layer,
     k: Layer,
     norms: Norms,
-    /// Makes the weights of its heads; `None`: all count alike.
+    /// Projection to the weights of its heads; `None`: all heads have the same weight.
     weights: Option<Layer>,
 }
 

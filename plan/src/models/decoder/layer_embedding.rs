@@ -109,7 +109,7 @@ impl LayerInput {
         })
     }
 
-    /// Returns what is added to the residual stream `x`, by the block's own `rows`.
+    /// Returns the residual update of `x` by the block's `rows` of the table.
     pub(super) fn forward(&self, b: &mut Builder<'_>, x: ValueId, rows: ValueId) -> ValueId {
         let activation = defaults::activation(&b.s.model);
         let gate = b.linear(self.gate, x);

@@ -14,7 +14,7 @@ use crate::models::defaults;
 
 pub(super) struct Lightning {
     of: LinearAttention,
-    /// Makes query, key and value of each head.
+    /// Projection to query, key and value of each head.
     qkv: Layer,
     /// Norm of all heads together.
     norm: Layer,

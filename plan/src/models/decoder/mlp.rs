@@ -31,9 +31,9 @@ pub(super) struct Mlp {
 enum Input {
     /// The activated gate is multiplied by `up`.
     Gated { gate: Layer, up: Layer },
-    /// As above, from one projection.
+    /// Gate and `up` as one projection.
     Packed(Layer),
-    /// Without a gate.
+    /// No gate.
     Plain(Layer),
 }
 
@@ -84,13 +84,14 @@ impl Mlp {
         }
     }
 
-    /// Applies the layer to `y`; returns what it adds to the residual stream.
+    /// Applies the layer to `y`. Returns the residual update.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
         let down = self.inner(b, y);
         self.finish(b, down)
     }
 
-    /// Makes of the layer's result what is added to the residual stream.
+    /// Applies dropout, output norm and multiplier to the layer's result. Returns the residual
+    /// update.
     pub(super) fn finish(&self, b: &mut Builder<'_>, mut down: ValueId) -> ValueId {
         b.within(self.module, |b| {
             down = b.dropout(down, b.s.model.options.dropout);

@@ -290,7 +290,7 @@ fn mean_of_rows(b: &mut Builder<'_>, x: ValueId) -> ValueId {
     b.scale(sum, 1.0 / rows as f64)
 }
 
-/// Returns what is classified of an image whose rows are `hidden`.
+/// Returns the input of an image's classifier from its rows `hidden`.
 fn pool_image(b: &mut Builder<'_>, hidden: ValueId) -> ValueId {
     let options = &b.s.model.options;
     let first = u64::from(options.image.class_token) + options.image.register_tokens;

@@ -9,12 +9,12 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::defaults;
 
-/// `nn.MultiheadAttention` of the query to all rows, then a feed-forward layer whose result is
-/// added.
+/// `nn.MultiheadAttention` of the query to all rows, then a feed-forward layer with a residual
+/// connection.
 pub(super) struct Pooling {
     module: ModuleId,
     query: Layer,
-    /// Makes the query of attention, and keys and values; `nn.MultiheadAttention` keeps both in one
+    /// Projections to the query, and to keys and values. `nn.MultiheadAttention` keeps both in one
     /// matrix.
     q: Layer,
     kv: Layer,
@@ -42,7 +42,7 @@ impl Pooling {
         }
     }
 
-    /// Makes one vector of `[batch, rows, hidden]`: `[batch, hidden]`.
+    /// Pools `[batch, rows, hidden]` to `[batch, hidden]`.
     pub(super) fn forward(&self, b: &mut Builder<'_>, rows: ValueId) -> ValueId {
         let (batch, h, heads) = (b.batch(), b.s.model.hidden, b.s.model.heads);
         let zeros = b.constant("zeros", &[batch, 1, h], DType::F32, false);

@@ -18,7 +18,7 @@ pub(super) struct QFormer {
     /// Norm of the queries and the text.
     norm: Norm,
     layers: Vec<Block>,
-    /// Makes rows of the language model.
+    /// Projection to the width of the language model.
     projection: Layer,
 }
 
@@ -31,7 +31,7 @@ struct Block {
     text: Option<FeedForward>,
 }
 
-/// A feed-forward layer whose sum with what it reads is normalized.
+/// A feed-forward layer with a residual connection and an output norm.
 struct FeedForward {
     module: ModuleId,
     up: Layer,
@@ -39,7 +39,7 @@ struct FeedForward {
     norm: Norm,
 }
 
-/// Attention whose sum with what it reads is normalized.
+/// Attention with a residual connection and an output norm.
 struct Attention {
     module: ModuleId,
     qkv: [Layer; 3],
@@ -48,7 +48,8 @@ struct Attention {
 }
 
 impl Attention {
-    /// Declares it; `rows` of a sample read the other `rows`, whose width is `outer`.
+    /// Declares attention with `rows[0]` queries and `rows[1]` keys per sample. Keys and values are
+    /// computed from rows of width `outer`.
     fn new(
         d: &mut Declare,
         at: ModuleId,
@@ -57,8 +58,8 @@ impl Attention {
         (like, outer, rows): (&Model, u64, [u64; 2]),
     ) -> Self {
         d.rows(Some(rows[0]));
-        let (h, module) = (of.latent_width, d.module(at, name, ModuleKind::Attention));
-        let width = of.latent_heads[0] * of.latent_heads[2];
+        let (h, module) = (of.latents.width, d.module(at, name, ModuleKind::Attention));
+        let width = of.latents.heads[0] * of.latents.heads[2];
         let q = d.linear(module, ("q", ""), [width, h], true);
         d.rows(Some(rows[1]));
         let [k, v] = ["k", "v"].map(|name| d.linear(module, (name, ""), [width, outer], true));
@@ -72,7 +73,7 @@ impl Attention {
     }
 
     fn forward(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId, rows: ValueId) -> ValueId {
-        let (heads, dim) = (of.latent_heads[0], of.latent_heads[2]);
+        let (heads, dim) = (of.latents.heads[0], of.latents.heads[2]);
         let batch = b.g.value(x).shape[0];
         let [q, k, v] = [(0, x), (1, rows), (2, rows)].map(|(n, from)| {
             let made = b.linear(self.qkv[n], from);
@@ -97,8 +98,8 @@ impl Attention {
 impl FeedForward {
     fn new(d: &mut Declare, at: ModuleId, name: &str, of: &Vision, like: &Model) -> Self {
         let (h, ffn, module) = (
-            of.latent_width,
-            of.latent_ffn,
+            of.latents.width,
+            of.latents.ffn,
             d.module(at, name, ModuleKind::Mlp),
         );
         Self {
@@ -122,15 +123,15 @@ impl Block {
     fn new(d: &mut Declare, parent: ModuleId, n: u64, of: &Vision, like: &Model) -> Self {
         let at = d.module(parent, &format!("layers.{n}"), ModuleKind::Layer);
         let (all, latents) = (of.latent_rows() * of.windows(), of.projected());
-        let own = (like, of.latent_width, [all, all]);
+        let own = (like, of.latents.width, [all, all]);
         let image = (like, of.hidden, [latents, of.rows()]);
         let attention = Attention::new(d, at, "attention", of, own);
-        let crosses = n.is_multiple_of(of.latent_cross.max(1));
+        let crosses = n.is_multiple_of(of.latents.cross.max(1));
         let cross = crosses.then(|| Attention::new(d, at, "cross_attention", of, image));
         d.rows(Some(latents));
         let mlp = FeedForward::new(d, at, "mlp", of, like);
-        let text = (of.latent_vocab > 0).then(|| {
-            d.rows(Some(of.latent_tokens));
+        let text = (of.latents.vocab > 0).then(|| {
+            d.rows(Some(of.latents.tokens));
             FeedForward::new(d, at, "text_mlp", of, like)
         });
         Self {
@@ -147,8 +148,8 @@ impl Block {
         let (mut own, mut text) = (x, None);
         if let Some(layer) = &self.text {
             let [first, rest] = b.within(self.attention.module, |b| {
-                let first = b.g.slice(x, 1, 0, of.latents);
-                [first, b.g.slice(x, 1, of.latents, of.latent_tokens)]
+                let first = b.g.slice(x, 1, 0, of.latents.count);
+                [first, b.g.slice(x, 1, of.latents.count, of.latents.tokens)]
             });
             own = first;
             text = Some((layer, rest));
@@ -168,27 +169,27 @@ impl Block {
 }
 
 impl QFormer {
-    /// Declares it; `None` for towers without one.
+    /// Declares the Q-Former; returns `None` for towers without one.
     pub(super) fn new(d: &mut Declare, at: ModuleId, of: &Vision, m: &Model) -> Option<Self> {
-        if of.latent_width == 0 {
+        if of.latents.width == 0 {
             return None;
         }
-        let h = of.latent_width;
+        let h = of.latents.width;
         let module = d.module(at, "qformer", ModuleKind::Layer);
         let mut like = of.model(m);
         like.options.norm = Kind::Layer;
-        d.rows(Some(of.latents));
+        d.rows(Some(of.latents.count));
         let queries = d.module(module, "queries", ModuleKind::Layer);
-        let queries = d.parameters(queries, "", &[1, of.latents, h], false);
-        let text = (of.latent_vocab > 0).then(|| {
+        let queries = d.parameters(queries, "", &[1, of.latents.count, h], false);
+        let text = (of.latents.vocab > 0).then(|| {
             [
-                ("tokens", of.latent_vocab),
-                ("positions", of.latent_positions),
+                ("tokens", of.latents.vocab),
+                ("positions", of.latents.positions),
             ]
             .map(|(name, rows)| d.table(module, (name, ""), ModuleKind::Layer, [rows, h]))
         });
         let norm = Norm::new(d, module, ("norm", ""), h, &like, Order::Declared);
-        let layers = (0..of.latent_layers)
+        let layers = (0..of.latents.layers)
             .map(|n| Block::new(d, module, n, of, &like))
             .collect();
         d.rows(Some(of.projected()));
@@ -202,17 +203,17 @@ impl QFormer {
         })
     }
 
-    /// Makes `[batch, windows * latents, hidden]` of the tower's rows.
+    /// Computes `[batch, windows * latents, hidden]` from the tower's rows.
     pub(super) fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
         let (batch, windows, queries) = (b.batch(), of.windows(), b.weight(self.queries));
         let (queries, rows) = b.within(self.module, |b| {
-            let shape = [batch * windows, of.latents, of.latent_width];
+            let shape = [batch * windows, of.latents.count, of.latents.width];
             let queries = b.g.expand(queries, &shape);
-            if of.latent_window == 0 {
+            if of.latents.window == 0 {
                 return (queries, rows);
             }
-            let rows = filled(b, rows, windows * of.latent_window);
-            let shape = [batch * windows, of.latent_window, of.hidden];
+            let rows = filled(b, rows, windows * of.latents.window);
+            let shape = [batch * windows, of.latents.window, of.hidden];
             (queries, b.g.reshape(rows, &shape))
         });
         let x = match self.text {
@@ -224,10 +225,10 @@ impl QFormer {
             x = layer.forward(b, of, x, rows);
         }
         if self.text.is_some() {
-            x = b.within(self.module, |b| b.g.slice(x, 1, 0, of.latents));
+            x = b.within(self.module, |b| b.g.slice(x, 1, 0, of.latents.count));
         }
         if windows > 1 {
-            let shape = [batch, of.projected(), of.latent_width];
+            let shape = [batch, of.projected(), of.latents.width];
             x = b.within(self.module, |b| b.g.reshape(x, &shape));
         }
         b.linear(self.projection, x)
@@ -241,7 +242,7 @@ impl QFormer {
         queries: ValueId,
         [tokens, positions]: [Layer; 2],
     ) -> ValueId {
-        let shape = [b.batch(), of.latent_tokens];
+        let shape = [b.batch(), of.latents.tokens];
         let ids = b.constant("instruction_tokens", &shape, DType::I64, true);
         let places = b.constant("instruction_positions", &shape[1..], DType::I64, false);
         let tokens = b.embedding(tokens, ids);

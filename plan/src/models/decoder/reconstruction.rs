@@ -23,9 +23,9 @@ pub(super) fn scenario(s: &Scenario, of: &Sizes) -> Scenario {
 pub(super) struct Reconstruction {
     module: ModuleId,
     rows: u64,
-    /// Projects what the encoder makes.
+    /// Projection of the encoder's output.
     input: Layer,
-    /// Stands for a patch that the encoder did not see.
+    /// Row in place of each patch that the encoder did not read.
     mask: Layer,
     positions: Layer,
     blocks: Vec<Block>,

@@ -188,7 +188,7 @@ struct Mamba {
     of: Ssm,
     input: Layer,
     conv: Layer,
-    /// Makes time steps, and inputs and outputs of states.
+    /// Projection to time steps, and to inputs and outputs of states.
     x: Layer,
     /// Norms of these three.
     norms: Option<[Layer; 3]>,
@@ -252,7 +252,7 @@ impl Mamba {
 /// Mamba-2's layer.
 struct Mamba2 {
     of: Ssm,
-    /// Makes the gate, what is convolved, and time steps.
+    /// Projection to the gate, the convolution's input, and time steps.
     input: Layer,
     conv: Layer,
     dt_bias: Layer,
@@ -445,7 +445,7 @@ impl GatedDelta {
 
 /// LFM2's layer: a short convolution between two gates.
 struct ShortConv {
-    /// Makes the gate before the convolution, that after it, and what is convolved.
+    /// Projection to the gates before and after the convolution, and to its input.
     input: Layer,
     conv: Layer,
     output: Layer,

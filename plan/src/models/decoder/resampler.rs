@@ -46,9 +46,9 @@ impl Gated {
 /// One layer: latents attend to the rows and to themselves.
 struct Perceiver {
     module: ModuleId,
-    /// Norms of latents, of rows, and of what the feed-forward layer reads.
+    /// Norms of latents, of rows, and of the feed-forward layer's input.
     norms: [Norm; 3],
-    /// Make queries, keys and values.
+    /// Projections to queries, keys and values.
     qkv: [Layer; 3],
     output: Layer,
     mlp: Gated,
@@ -57,10 +57,10 @@ struct Perceiver {
 impl Perceiver {
     fn new(d: &mut Declare, at: ModuleId, of: &Vision, m: &Model) -> Self {
         let (h, rows) = (m.hidden, of.rows());
-        let [q, kv] = [0, 1].map(|n| of.latent_heads[n] * of.latent_heads[2]);
-        d.rows(Some(rows + of.latents));
+        let [q, kv] = [0, 1].map(|n| of.latents.heads[n] * of.latents.heads[2]);
+        d.rows(Some(rows + of.latents.count));
         let [k, v] = ["k", "v"].map(|name| d.linear(at, (name, ""), [kv, h], false));
-        d.rows(Some(of.latents));
+        d.rows(Some(of.latents.count));
         Self {
             module: at,
             norms: ["latent_norm", "row_norm", "mlp_norm"]
@@ -82,20 +82,23 @@ impl Perceiver {
         let [of_latents, of_rows, of_mlp] = self.norms;
         let (x, rows) = (of_latents.apply(b, latents), of_rows.apply(b, rows));
         let both = b.within(self.module, |b| b.g.cat(&[rows, x], 1));
-        let heads = [0, 1, 1].map(|n| of.latent_heads[n]);
+        let heads = [0, 1, 1].map(|n| of.latents.heads[n]);
         let [q, k, v] = [0, 1, 2].map(|n| {
             let made = b.linear(self.qkv[n], if n == 0 { x } else { both });
             b.within(self.module, |b| {
                 let rows = b.g.value(made).shape[1];
                 let made =
-                    b.g.reshape(made, &[batch, rows, heads[n], of.latent_heads[2]]);
+                    b.g.reshape(made, &[batch, rows, heads[n], of.latents.heads[2]]);
                 b.g.transpose(made, 1, 2)
             })
         });
         let attended = b.within(self.module, |b| {
             let out = b.attention(q, k, v, false);
             let out = b.g.transpose(out, 1, 2);
-            b.g.reshape(out, &[batch, of.latents, heads[0] * of.latent_heads[2]])
+            b.g.reshape(
+                out,
+                &[batch, of.latents.count, heads[0] * of.latents.heads[2]],
+            )
         });
         let attended = b.linear(self.output, attended);
         let latents = b.within(self.module, |b| b.g.binary(OpKind::Add, latents, attended));
@@ -112,16 +115,16 @@ impl Resampler {
         like.hidden = m.hidden;
         like.options.norm = Kind::Rms;
         d.rows(Some(of.rows()));
-        let sizes = [of.hidden, of.latent_ffn, m.hidden];
+        let sizes = [of.hidden, of.latents.ffn, m.hidden];
         let projection = Gated::new(d, module, "projection", sizes);
-        d.rows(Some(of.latents));
+        d.rows(Some(of.latents.count));
         let latents = d.module(module, "latents", ModuleKind::Layer);
-        let latents = d.parameters(latents, "", &[of.latents, m.hidden], false);
+        let latents = d.parameters(latents, "", &[of.latents.count, m.hidden], false);
         let layer = |n: u64| {
             let at = d.module(module, &format!("layers.{n}"), ModuleKind::Layer);
             Perceiver::new(d, at, of, &like)
         };
-        let layers = (0..of.latent_layers).map(layer).collect();
+        let layers = (0..of.latents.layers).map(layer).collect();
         let norm = Norm::new(d, module, ("norm", ""), m.hidden, &like, Order::Declared);
         Self {
             module,
@@ -132,12 +135,12 @@ impl Resampler {
         }
     }
 
-    /// Makes `[batch, latents, hidden]` of the tower's rows.
+    /// Computes `[batch, latents, hidden]` from the tower's rows.
     pub(super) fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
         let (batch, latents) = (b.batch(), b.weight(self.latents));
         let rows = self.projection.forward(b, rows);
         let mut x = b.within(self.module, |b| {
-            let shape = [batch, of.latents, b.g.value(latents).cols()];
+            let shape = [batch, of.latents.count, b.g.value(latents).cols()];
             b.g.expand(latents, &shape)
         });
         for layer in &self.layers {

@@ -30,7 +30,7 @@ pub(super) struct RoutedAttention {
 }
 
 impl RoutedAttention {
-    /// Declares it; `None` for models with another attention.
+    /// Declares the attention; returns `None` for models with another attention.
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Option<Self> {
         let of = &m.options.experts;
         if m.family != Family::Moe || !of.routed_attention {
@@ -66,7 +66,7 @@ impl RoutedAttention {
         })
     }
 
-    /// Applies it to `y`; returns what it adds to the residual stream, and the router's logits,
+    /// Applies attention to `y`. Returns the residual update and the router's logits,
     /// `[tokens, experts]`, in float32.
     pub(super) fn forward(
         &self,
@@ -177,7 +177,7 @@ struct Chosen {
     offsets: ValueId,
     /// The row of each choice, `[tokens, k]`.
     position: ValueId,
-    /// The same, `[choices, 1]`.
+    /// `position` as `[choices, 1]`.
     place: ValueId,
 }
 

@@ -5,7 +5,7 @@ use crate::graph::ValueId;
 use crate::ir::{OpKind, Real, op};
 use crate::models::build::Builder;
 
-/// Adds the losses of the routers to what backward differentiates, from their logits,
+/// Adds the losses of the routers to the objective of backward, from their logits,
 /// `[tokens, experts]` each. They are computed after the last block, by the module of the loss: the
 /// blocks' own backward begins later, once.
 pub(super) fn add(b: &mut Builder<'_>, logits: &[ValueId]) {

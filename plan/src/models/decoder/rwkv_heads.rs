@@ -42,19 +42,19 @@ struct Static {
 /// Gates, and decays and shares of positions that depend on the input (RWKV-6).
 struct Dynamic {
     gate: Layer,
-    /// Makes what the shares are made of.
+    /// Projection before those to shares.
     mix: Layer,
-    /// Makes shares, one matrix and one bias for each mixture.
+    /// Projection to shares: one matrix and one bias per mixture.
     shares: [Layer; 2],
     decay: Low,
     first: Layer,
 }
 
-/// What replaces parts of the state (RWKV-7).
+/// The delta rule, which replaces parts of the state (RWKV-7).
 struct Delta {
     decay: Low,
     rate: Low,
-    /// Makes shares of the first layer's values, in later layers.
+    /// Projection to shares of the first layer's values, in later layers.
     value: Option<Low>,
     gate: Low,
     /// Factors of keys, of their rates, and of receptances.
@@ -158,7 +158,7 @@ impl HeadMix {
         }
     }
 
-    /// Applies the layer to `y`; `first` are the values of the first layer, which it sets.
+    /// Applies the layer to `y`. The first layer sets `first` to its values.
     pub(super) fn forward(
         &self,
         b: &mut Builder<'_>,

@@ -90,7 +90,7 @@ impl Encoder {
 /// A table of biases for each head, by distance.
 pub(super) struct RelativeBias {
     table: Layer,
-    /// The same for sums of positions.
+    /// Table for sums of positions.
     summaries: Option<Layer>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct SharedBlock {
     attention: Option<[Adapter; 3]>,
     /// Adapter of gate and up.
     mlp: Adapter,
-    /// Makes what the layer adds to its input.
+    /// Output projection.
     output: Layer,
 }
 
@@ -76,7 +76,7 @@ impl Adapter {
         ])
     }
 
-    /// Adds what the adapter makes of `x` to `y`.
+    /// Adds the adapter's output for `x` to `y`.
     fn add(&self, b: &mut Builder<'_>, x: ValueId, y: ValueId) -> ValueId {
         let small = b.linear(self.0[0], x);
         let more = b.linear(self.0[1], small);
@@ -107,7 +107,7 @@ impl SharedBlock {
         })
     }
 
-    /// Returns what is added to the layer's input `x`; `tokens` are the embedded ones.
+    /// Returns the update of the layer's input `x`. `tokens` are the embedded tokens.
     pub(super) fn forward(
         &self,
         b: &mut Builder<'_>,

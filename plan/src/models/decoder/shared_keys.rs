@@ -32,7 +32,7 @@ pub(super) struct SharedKeys {
     indexer: Option<Indexer>,
 }
 
-/// Makes one key of several positions.
+/// Compression of several positions to one key.
 struct Compressor {
     /// Positions of one key.
     rate: u64,
@@ -52,7 +52,7 @@ struct Indexer {
 }
 
 impl SharedKeys {
-    /// Declares it; `None` for models with another attention.
+    /// Declares the attention; returns `None` for models with another attention.
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Option<Self> {
         let o = &m.options;
         if o.attention.output_groups == 0 {
@@ -124,7 +124,7 @@ impl SharedKeys {
         })
     }
 
-    /// Applies it to `y`; returns what it adds to the residual stream.
+    /// Applies attention to `y`. Returns the residual update.
     pub(super) fn forward(
         &self,
         b: &mut Builder<'_>,

@@ -6,9 +6,9 @@ use crate::config::{Family, Model};
 use crate::ir::{ModuleId, ModuleKind};
 use crate::models::declare::Declare;
 
-/// The second half of a block, and the experts whose results are added after it.
+/// The second half of a block, and experts. Their output is added after the second half.
 pub(super) struct Shortcut {
-    /// They read what the first dense layer does.
+    /// Experts with the same input as the first dense layer.
     pub(super) experts: Experts,
     pub(super) second: Box<Block>,
 }

@@ -11,10 +11,10 @@ use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Makes rows of samples.
+/// Convolutions and a projection from samples or frames to rows.
 pub(super) struct Sound {
     module: ModuleId,
-    /// Positions that each convolution reads, and those that the last one makes.
+    /// Number of input positions of each convolution, and of output positions of the last one.
     positions: Vec<u64>,
     convolutions: Vec<Convolution>,
     /// Numbers of a frame, if rows are made of frames.
@@ -134,7 +134,7 @@ impl Sound {
         })
     }
 
-    /// Makes rows of the samples of each sound, `[batch, seq, hidden]`.
+    /// Computes rows from the samples of each sound, `[batch, seq, hidden]`.
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let mut x = self.project(b);
         x = b.within(self.module, |b| scaled(b, x, self.scale));
@@ -154,7 +154,7 @@ impl Sound {
         })
     }
 
-    /// Makes rows of samples or frames, `[batch, seq, hidden]`.
+    /// Computes rows from samples or frames, `[batch, seq, hidden]`.
     fn project(&self, b: &mut Builder<'_>) -> ValueId {
         let (norm, layer) = match &self.projection {
             Projection::Subsampled(by) => return by.forward(b),

@@ -11,7 +11,7 @@ use crate::models::declare::{Declare, Layer, Order};
 const KERNEL: u64 = 3;
 const STRIDE: u64 = 2;
 
-/// Makes rows of frames.
+/// Convolutions and a projection from frames to rows.
 pub(super) struct Subsampled {
     of: Subsampling,
     module: ModuleId,
@@ -30,8 +30,7 @@ struct Halving {
 }
 
 impl Subsampled {
-    /// Declares the convolutions over this number of bands, of which `rows` of width `hidden` are
-    /// left.
+    /// Declares the convolutions over `bands` bands, which output `rows` rows of width `hidden`.
     pub(super) fn new(
         d: &mut Declare,
         at: ModuleId,
@@ -74,7 +73,7 @@ impl Subsampled {
         }
     }
 
-    /// Makes rows of the frames of each sound, `[batch, rows, hidden]`.
+    /// Computes rows from the frames of each sound, `[batch, rows, hidden]`.
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let batch = b.batch();
         let [chunks, frames] = self.of.chunks(self.rows);

@@ -7,8 +7,8 @@ use crate::ir::{ModuleId, OpKind};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Order};
 
-/// Makes the sums. The plan puts them in place of the first positions, whose keys and values
-/// attention reads, and prices attention by a window that has room for them.
+/// Norm of the sums. The plan puts the sums in place of the first positions, and prices attention
+/// by a window that has room for their keys and values.
 pub(super) struct Summary(Norm);
 
 impl Summary {
@@ -19,7 +19,7 @@ impl Summary {
             .then(|| Self(Norm::new(d, at, names, m.hidden, m, Order::Declared)))
     }
 
-    /// Returns what keys and values come from, `[batch, seq, hidden]`, as `y`.
+    /// Returns the input of keys and values, `[batch, seq, hidden]` like `y`.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
         let (batch, seq, width) = (b.batch(), b.seq(), b.g.value(y).cols());
         let block = (b.s.model.options.context.encoder.as_ref()).map_or(0, |of| of.summary_block);

@@ -8,8 +8,7 @@ use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer};
 
-/// Tables have a row for each shape that tiles have together, and gates are one number each, whose
-/// tanh counts.
+/// Tables have a row for each arrangement of tiles. A gate is the tanh of one number.
 pub(super) struct Tiles {
     module: ModuleId,
     class: Layer,
@@ -80,7 +79,7 @@ impl Tiles {
         }
     }
 
-    /// Returns which row of the tables each image has.
+    /// Returns the row of the tables for each image, `[batch]`.
     fn shapes(b: &mut Builder<'_>) -> ValueId {
         let batch = b.batch();
         b.constant("tile_shapes", &[batch], DType::I64, true)

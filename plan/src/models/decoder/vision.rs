@@ -16,8 +16,8 @@ use crate::models::activation::activate;
 use crate::models::build::{Builder, Part, Parts};
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Returns the scenarios that the code of towers, an encoder or a decoder of images sees: its
-/// blocks as a model, over its rows.
+/// Returns the scenarios for the code of towers, an encoder or a decoder of images. Their model is
+/// its blocks, and their samples its rows.
 pub(in crate::models) fn scenarios(s: &Scenario) -> Parts<Scenario> {
     let o = &s.model.options;
     if let Some(of) = &o.reconstruction {
@@ -64,7 +64,7 @@ pub(super) struct Tower {
     deepstack: Vec<Projector>,
 }
 
-/// Results of towers that the language model reads.
+/// Outputs of towers, which are inputs of the language model.
 pub(super) struct Images {
     /// In place of embedded tokens: `[batch, tokens, hidden]`. If texts are compared with images, a
     /// vector of each image: `[batch, width]`.
@@ -113,10 +113,10 @@ impl Tower {
             (of.pooling_head && !of.vector).then(|| PoolingHead::new(d, module, of, &inner));
         d.rows(Some(of.projected()));
         let qformer = QFormer::new(d, module, of, m);
-        let perceives = of.latents > 0 && qformer.is_none();
+        let perceives = of.latents.count > 0 && qformer.is_none();
         let resampler = perceives.then(|| Resampler::new(d, module, of, m));
-        let projector = (of.projector && !of.vector && of.latents == 0)
-            .then(|| Projector::new(d, module, "projector", of, m, of.projector_norm));
+        let projector = (of.projector.present && !of.vector && of.latents.count == 0)
+            .then(|| Projector::new(d, module, "projector", of, m, of.projector.norm));
         let newline = of.newline.then(|| {
             let at = d.module(module, "newline", ModuleKind::Layer);
             d.parameters(at, "", &[1, 1, m.hidden], false)
@@ -260,7 +260,7 @@ impl Tower {
     }
 }
 
-/// Makes one vector of an image.
+/// Layers from the rows of an image to one vector.
 struct Vector {
     module: ModuleId,
     /// Without it, the vector is that of the class.
@@ -275,7 +275,8 @@ impl Vector {
         let outer = d.rows(Some(1));
         let shape = [m.options.output.vector_width, of.hidden];
         let names = ("projection", "visual_projection");
-        let projection = (of.projector).then(|| d.linear(module, names, shape, of.projector_bias));
+        let projection =
+            (of.projector.present).then(|| d.linear(module, names, shape, of.projector.bias));
         d.rows(outer);
         Self {
             module,
@@ -300,7 +301,7 @@ impl Vector {
     }
 }
 
-/// First layers, which make rows of the input.
+/// First layers, from the input to rows.
 enum Stem {
     /// Projection of patches.
     Patches(Layer),
@@ -364,8 +365,8 @@ impl Stem {
 }
 
 /// Attention with one learned query and a feed-forward layer (SigLIP). Transformers computes its
-/// result, which the language model does not read: its parameters get no gradient. The attention
-/// of the single query counts as a mean.
+/// result, but the language model does not read it, so its parameters get no gradient. The
+/// attention of the single query counts as a mean.
 struct PoolingHead {
     module: ModuleId,
     probe: Layer,
@@ -417,7 +418,7 @@ impl PoolingHead {
     }
 }
 
-/// Makes rows of the language model of those of the tower.
+/// Layers from the tower's rows to rows of the language model.
 struct Projector {
     module: ModuleId,
     norm: Option<Norm>,
@@ -488,25 +489,31 @@ impl Projector {
         let mut read = of.hidden;
         let of_patch = |(n, &width): (usize, &u64)| {
             let name = format!("patch_{}", n + 1);
-            let bias = of.patch_layer_bias.unwrap_or(of.projector_bias);
+            let bias = of.projector.patch_layer_bias.unwrap_or(of.projector.bias);
             let layer = d.linear(module, (&name, ""), [width, read], bias);
             read = width;
             layer
         };
-        let of_patches = of.patch_layers.iter().enumerate().map(of_patch).collect();
+        let of_patches = of
+            .projector
+            .patch_layers
+            .iter()
+            .enumerate()
+            .map(of_patch)
+            .collect();
         let mut input = merged;
         let separators = (of.separators > 0).then(|| {
             let at = d.module(module, "separators", ModuleKind::Layer);
             d.parameters(at, "", &[of.separators, merged], false)
         });
-        let widths = of.projector_layers.iter().copied().chain([m.hidden]);
+        let widths = of.projector.layers.iter().copied().chain([m.hidden]);
         let layer = |(n, width): (usize, u64)| {
-            let wider = of.projector_inputs.get(n).copied();
+            let wider = of.projector.inputs.get(n).copied();
             input = input.max(wider.unwrap_or_default());
             let name = format!("linear_{}", n + 1);
             let hf = format!("multi_modal_projector.{name}");
-            let layer = d.linear(module, (&name, &hf), [width, input], of.projector_bias);
-            input = if of.projector_halves {
+            let layer = d.linear(module, (&name, &hf), [width, input], of.projector.bias);
+            input = if of.projector.halves {
                 width / 2
             } else {
                 width
@@ -515,7 +522,7 @@ impl Projector {
         };
         let layers = widths.enumerate().map(layer).collect();
         let gated =
-            (of.projector_gate > 0).then(|| Gated::new(d, module, of.projector_gate, m.hidden));
+            (of.projector.gate > 0).then(|| Gated::new(d, module, of.projector.gate, m.hidden));
         Self {
             module,
             norm,
@@ -530,7 +537,7 @@ impl Projector {
     /// Merges, normalizes and projects rows `[batch, rows, width]`; returns `[batch, tokens,
     /// hidden]`.
     fn forward(&self, b: &mut Builder<'_>, of: &Vision, mut x: ValueId) -> ValueId {
-        let (batch, merge) = (b.batch(), of.merge);
+        let (batch, merge) = (b.batch(), of.projector.merge);
         let tokens = of.projected() - of.separators;
         let separators = self.separators.map(|rows| {
             let shape = [batch, of.separators, of.merged_width()];
@@ -552,7 +559,7 @@ impl Projector {
                 Some(norm) if now => norm.apply(b, x),
                 _ => x,
             };
-            if of.pool {
+            if of.projector.pool {
                 let x4 = b.g.reshape(x, &[batch, tokens, merge, of.hidden]);
                 let first = b.g.transpose(x4, 1, 2);
                 let first = b.g.transpose(first, 0, 1);
@@ -571,7 +578,7 @@ impl Projector {
                 x = b.g.cat(&[x, rows], 1);
             }
             for (n, &layer) in self.layers.iter().enumerate() {
-                if n > 0 && of.projector_halves {
+                if n > 0 && of.projector.halves {
                     let half = b.g.value(x).cols() / 2;
                     let gate = b.g.slice(x, 2, half, half);
                     let gate = activate(b, Activation::Silu, gate);
@@ -580,7 +587,7 @@ impl Projector {
                 } else if n > 0 {
                     x = activate(b, of.activation, x);
                 }
-                let width = of.projector_inputs.get(n).copied();
+                let width = of.projector.inputs.get(n).copied();
                 x = widened(b, x, width.unwrap_or_default());
                 x = b.linear(layer, x);
             }

@@ -110,25 +110,24 @@ impl Fsdp2 {
     /// Computes the scales of the weights after the optimizer step.
     pub(super) fn refresh_float8(&self, out: &mut Emitter<'_>) {
         let Some(scales) = self.scales else { return };
-        let (unit, phase) = (out.b.unit(), out.b.phase());
-        out.b.at(UnitId(0), Phase::Refresh);
         let mut shards = Vec::new();
         for (state, group) in self.groups.iter().zip(&out.inputs.groups) {
             let of = state.shards.iter().enumerate();
             let of = of.filter(|(i, _)| group.scale(*i).is_some());
             shards.extend(of.map(|(_, id)| out.b.whole(*id)));
         }
-        let slots = scales.maxima(out, 0..shards.len() as u32);
-        out.run(KernelLaunch {
-            rule: Rule::Refresh,
-            op: ShardOp::ShardAmax { through: MAIN },
-            elements: shards.iter().map(|a| a.bytes / MAIN.size()).sum(),
-            dtype: DType::F32,
-            stream: COMPUTE,
-            reads: &shards,
-            writes: &[slots],
+        out.within(UnitId(0), Phase::Refresh, |out| {
+            let slots = scales.maxima(out, 0..shards.len() as u32);
+            out.run(KernelLaunch {
+                rule: Rule::Refresh,
+                op: ShardOp::ShardAmax { through: MAIN },
+                elements: shards.iter().map(|a| a.bytes / MAIN.size()).sum(),
+                dtype: DType::F32,
+                stream: COMPUTE,
+                reads: &shards,
+                writes: &[slots],
+            });
+            scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce, COMPUTE);
         });
-        scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce, COMPUTE);
-        out.b.at(unit, phase);
     }
 }

@@ -160,14 +160,13 @@ impl Fsdp2 {
         if self.full[unit.index()] {
             return;
         }
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        for g in out.inputs.groups_of(unit) {
-            if self.issued[g.index()].is_none() && out.inputs.inner(g) > 1 {
-                self.issue(out, g, rule);
+        out.within_unit(unit, |out| {
+            for g in out.inputs.groups_of(unit) {
+                if self.issued[g.index()].is_none() && out.inputs.inner(g) > 1 {
+                    self.issue(out, g, rule);
+                }
             }
-        }
-        out.b.at(at, phase);
+        });
     }
 
     /// Makes the gather streams wait for an earlier copy-out and drops its gather buffer; see

@@ -49,18 +49,17 @@ impl Fsdp2 {
             None if fsdp.per_token_loss => 1.0,
             None => f64::from(out.inputs.data_ranks()),
         };
-        let (phase, at) = (out.b.phase(), out.b.unit());
         // Counts of choices have no factor.
         let ids = out.inputs.group_ids();
         let gradients = ids.filter(|g| !out.inputs.group(*g).router_biases);
         for g in gradients {
-            out.b.at(out.inputs.group(g).unit, phase);
-            for (_, grad) in self.ignored.gradients(out.inputs, g) {
-                let dtype = out.b.program().buffers[grad.index()].dtype;
-                divide(out, out.b.whole(grad), divisor, dtype, COMPUTE);
-            }
+            out.within_unit(out.inputs.group(g).unit, |out| {
+                for (_, grad) in self.ignored.gradients(out.inputs, g) {
+                    let dtype = out.b.program().buffers[grad.index()].dtype;
+                    divide(out, out.b.whole(grad), divisor, dtype, COMPUTE);
+                }
+            });
         }
-        out.b.at(at, phase);
     }
 
     /// Returns a group's state for the optimizer; `None` without gradients.

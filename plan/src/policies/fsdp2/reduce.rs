@@ -130,28 +130,27 @@ impl Fsdp2 {
     /// Runs the post-backward of a unit that the micro-batch has not used; see
     /// Note [Skipped blocks].
     pub(super) fn end_unused(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
         let used_at_all = out.inputs.uses_of(unit).next().is_some();
         let zeros = out.inputs.scenario.fsdp.reduce_unused && used_at_all;
-        for g in out.inputs.trained_groups_of(unit) {
-            if !out.inputs.reduces(g, false, self.last) {
-                continue;
-            }
-            let params = out.inputs.group(g).params.clone();
-            if params.iter().any(|p| self.grads.has_sum(*p)) {
-                self.reduce(out, g);
-            } else if zeros {
-                for p in params {
-                    self.grads.zero(out, p);
+        out.within_unit(unit, |out| {
+            for g in out.inputs.trained_groups_of(unit) {
+                if !out.inputs.reduces(g, false, self.last) {
+                    continue;
                 }
-                self.reduce(out, g);
-            } else {
-                out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
-                self.recycle(out, self.in_flight - 1, Rule::ReduceGate);
+                let params = out.inputs.group(g).params.clone();
+                if params.iter().any(|p| self.grads.has_sum(*p)) {
+                    self.reduce(out, g);
+                } else if zeros {
+                    for p in params {
+                        self.grads.zero(out, p);
+                    }
+                    self.reduce(out, g);
+                } else {
+                    out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
+                    self.recycle(out, self.in_flight - 1, Rule::ReduceGate);
+                }
             }
-        }
-        out.b.at(at, phase);
+        });
     }
 
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {

@@ -12,6 +12,7 @@ use crate::lower::{Lowering, MuonMatrices, RouterBiases, per_param_layout};
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, fully_compiled, is_native_option,
 };
+use crate::program::Contract;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::Fsdp2,
@@ -82,7 +83,10 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         layout: per_param_layout,
         // torch has one `FSDPParamGroup` per `fully_shard` call. It gathers all of its parameters,
         // and reduces those that have gradients.
-        frozen_apart: false,
+        contract: Contract {
+            frozen_apart: false,
+            ..Contract::STRICT
+        },
         float8_apart: false,
         places_merged_weights: false,
         adjacency: WeightAdjacency::None,

@@ -8,11 +8,12 @@ use crate::config::{
 use crate::lower::{Lowering, MuonMatrices, RouterBiases, per_param_layout};
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 use crate::policies::{SHARDS_ROWS, fsdp2};
+use crate::program::Contract;
 
 /// The schedule. The compiled graph replaces the policy's hooks.
 pub(crate) const LOWERING: Lowering = Lowering {
     layout: per_param_layout,
-    frozen_apart: true,
+    contract: Contract::STRICT,
     float8_apart: true,
     places_merged_weights: false,
     adjacency: WeightAdjacency::None,

@@ -13,6 +13,7 @@ use crate::policies::spec::{
     keeps_frozen_as_gathered, skips_blocks,
 };
 use crate::policies::{GRADIENTS_ADDED_UP, SHARDS_ROWS};
+use crate::program::{Contract, InFlight};
 use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -76,7 +77,13 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     lowering: Lowering {
         layout: flat_layout,
-        frozen_apart: true,
+        contract: Contract {
+            // The flag for a step's first micro-batch remains set during its backward.
+            repeats_outer_gathers: true,
+            // The engine's queue is bounded by elements, or by its double buffer.
+            in_flight: InFlight::DoubleBuffer,
+            ..Contract::STRICT
+        },
         float8_apart: true,
         places_merged_weights: false,
         // Gradients belong to autograd until they are copied into the bucket.

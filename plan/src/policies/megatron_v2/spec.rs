@@ -13,6 +13,7 @@ use crate::policies::spec::{
     some_unit,
 };
 use crate::policies::{GRADIENTS_ADDED_UP, SHARDS_ROWS, SKIPS_NO_BLOCKS};
+use crate::program::Contract;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
@@ -81,7 +82,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     lowering: Lowering {
         layout: flat_layout,
-        frozen_apart: true,
+        contract: Contract::STRICT,
         float8_apart: true,
         places_merged_weights: false,
         // Gradients belong to autograd until they are packed.

@@ -282,10 +282,9 @@ impl Reductions {
         };
         let of_a_step = flat.grads_of_a_step(out.inputs, group);
         if let (true, Some(grad)) = (of_a_step, flat.state(group).grad) {
-            let (phase, unit) = (out.b.phase(), out.b.unit());
-            out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
-            out.b.free(Rule::ZeroGrad, grad.buffer);
-            out.b.at(unit, phase);
+            out.within(out.inputs.group(group).unit, Phase::Optimizer, |out| {
+                out.b.free(Rule::ZeroGrad, grad.buffer);
+            });
         }
     }
 
@@ -307,15 +306,13 @@ fn last_stage(flat: &Flat) -> StreamId {
 
 /// Issues a group's update after its reduction. Returns the event of its end.
 fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
-    let (phase, unit) = (out.b.phase(), out.b.unit());
     let stream = last_stage(flat);
-    out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
-    for state in flat.optimizer_state(out, std::iter::once(group)) {
-        optimizer::update(out, &state, None, stream);
-    }
-    let end = out.b.record(Rule::Optimizer, stream);
-    out.b.at(unit, phase);
-    end
+    out.within(out.inputs.group(group).unit, Phase::Optimizer, |out| {
+        for state in flat.optimizer_state(out, std::iter::once(group)) {
+            optimizer::update(out, &state, None, stream);
+        }
+        out.b.record(Rule::Optimizer, stream)
+    })
 }
 
 /// Allocates, in the first step, the optimizer state of a group that backward updates.

@@ -12,6 +12,7 @@ use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, keeps_frozen_as_gathered,
 };
+use crate::program::Contract;
 use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -81,7 +82,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     lowering: Lowering {
         layout: flat_layout,
-        frozen_apart: true,
+        contract: Contract::STRICT,
         float8_apart: true,
         places_merged_weights: true,
         adjacency: WeightAdjacency::WeightsAndGradients,

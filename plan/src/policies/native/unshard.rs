@@ -239,14 +239,13 @@ impl Unshard {
         if !flat.gathers(out.inputs, micro.of_unit(out, unit).first) {
             return;
         }
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        for g in out.inputs.groups_of(unit) {
-            let missing = self.missing(out, flat, micro, (g, pass), full);
-            self.gather(out, flat, g, missing, rule);
-        }
-        self.gathered[unit.index()] = Some(out.b.record(rule, flat.streams.gather));
-        out.b.at(at, phase);
+        out.within_unit(unit, |out| {
+            for g in out.inputs.groups_of(unit) {
+                let missing = self.missing(out, flat, micro, (g, pass), full);
+                self.gather(out, flat, g, missing, rule);
+            }
+            self.gathered[unit.index()] = Some(out.b.record(rule, flat.streams.gather));
+        });
     }
 
     /// Gathers a group, or some of it.

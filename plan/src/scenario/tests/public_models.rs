@@ -96,8 +96,15 @@ fn public_models_make_correct_programs() {
             continue;
         };
         let m = &scenario.model;
-        let tower =
-            |v: &crate::config::Vision| (v.merge, v.pool, v.class_token, v.rotary, v.tile_rows);
+        let tower = |v: &crate::config::Vision| {
+            (
+                v.projector.merge,
+                v.projector.pool,
+                v.class_token,
+                v.rotary,
+                v.tile_rows,
+            )
+        };
         let kind = (
             m.family.name(),
             m.options.model_type.clone(),

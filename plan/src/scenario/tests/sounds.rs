@@ -125,7 +125,7 @@ fn flops_of_towers_of_sounds_are_those_of_transformers() {
         assert_eq!(tower.tokens(), tokens, "{name}");
         // The class computes the first attention of learned rows, and the queries of the second,
         // once for all windows: of 3 rows of width 32. The plan does for each window.
-        let again = match tower.latent_window {
+        let again = match tower.latents.window {
             0 => 0,
             _ => (tower.windows() - 1) * (5 * 2 * 3 * 32 * 32 + 4 * 3 * 3 * 32),
         };
@@ -141,7 +141,7 @@ fn flops_of_towers_of_sounds_are_those_of_transformers() {
         let model = |s: &Scenario| crate::models::graph(s).model_flops.0;
         let more = model(&s) - model(&without);
         // Learned rows count as if they were weights.
-        let learned = 6 * tower.latents * tower.latents * tower.latent_width;
+        let learned = 6 * tower.latents.count * tower.latents.count * tower.latents.width;
         assert_eq!(more, 3 * counted - of_frames + learned, "{name}");
     }
 }

@@ -144,7 +144,7 @@ fn towers(s: &Scenario, d: &Document) -> Checked {
         "the {} tokens of an image (`vision`: patches {} / merge {}){more} leave no room for text in {} (`seq_len`)",
         of.tokens(),
         of.patches,
-        of.merge,
+        of.projector.merge,
         s.train.seq_len
     );
     Err(d.conflict(&[Key::SeqLen, Key::Vision], message))
@@ -162,13 +162,13 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         );
         return conflict(&[key], message);
     }
-    let whole = !of.pool
-        && of.patch_layers.is_empty()
+    let whole = !of.projector.pool
+        && of.projector.patch_layers.is_empty()
         && matches!(
-            of.projector_norm,
+            of.projector.norm,
             ProjectorNorm::None | ProjectorNorm::Merged | ProjectorNorm::LayerMerged
         );
-    if !of.picked.is_empty() && of.tile_rows == 0 && of.projector && !whole {
+    if !of.picked.is_empty() && of.tile_rows == 0 && of.projector.present && !whole {
         let message = format!(
             "`{name}`: what a projector reads of several blocks (picked) is normalized as a whole (projector_norm merged or layer_merged), and not averaged (pool) or projected before it is merged (patch_layers)"
         );
@@ -182,10 +182,10 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         );
         return conflict(&[key], message);
     }
-    if !of.patches.is_multiple_of(of.merge) {
+    if !of.patches.is_multiple_of(of.projector.merge) {
         let message = format!(
             "`{name}`: patches ({}) is not divisible by merge ({})",
-            of.patches, of.merge
+            of.patches, of.projector.merge
         );
         return conflict(&[key], message);
     }
@@ -205,14 +205,14 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         return conflict(&[key], message);
     }
     let joins = !of.vector;
-    if joins && !of.projector && of.latents == 0 && of.hidden != s.model.hidden {
+    if joins && !of.projector.present && of.latents.count == 0 && of.hidden != s.model.hidden {
         let message = format!(
             "`{name}`: without a projector, hidden ({}) must be that of the language model ({})",
             of.hidden, s.model.hidden
         );
         return conflict(&[key, Key::Hidden], message);
     }
-    if of.vector && !of.projector && of.hidden != options.output.vector_width {
+    if of.vector && !of.projector.present && of.hidden != options.output.vector_width {
         let message = format!(
             "`{name}`: without a projector, hidden ({}) must be `vector_width` ({})",
             of.hidden, options.output.vector_width
@@ -223,21 +223,21 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         let message = format!("`{name}`: a vector needs a class or attention that pools");
         return conflict(&[key], message);
     }
-    let heads = &of.latent_heads;
+    let heads = &of.latents.heads;
     let fits = matches!(heads[..], [q, kv, _] if kv > 0 && q.is_multiple_of(kv));
-    if of.latents > 0 && !fits {
+    if of.latents.count > 0 && !fits {
         let message = format!(
             "`{name}`: latent_heads must be heads of queries, heads of keys that divide them, and the dimension of one, not {heads:?}"
         );
         return conflict(&[key], message);
     }
-    if of.latent_window > 0 && (of.latent_width == 0 || of.latent_vocab > 0) {
+    if of.latents.window > 0 && (of.latents.width == 0 || of.latents.vocab > 0) {
         let message = format!(
             "`{name}`: windows (latent_window) are those of a Q-Former (latent_width) without a text (latent_vocab)"
         );
         return conflict(&[key], message);
     }
-    if of.latent_width > 0 && (of.latents == 0 || heads[0] != heads[1]) {
+    if of.latents.width > 0 && (of.latents.count == 0 || heads[0] != heads[1]) {
         let message = format!(
             "`{name}`: a Q-Former (latent_width) has learned rows (latents) and a key for each query (latent_heads)"
         );

@@ -153,7 +153,7 @@ impl Attention {
         })
     }
 
-    /// Makes keys and values, each `[batch, rows, heads * head_dim]`.
+    /// Computes keys and values, each `[batch, rows, heads * head_dim]`.
     fn keys_and_values(&self, b: &mut Builder<'_>, y: ValueId) -> [ValueId; 2] {
         match &self.keys {
             Keys::Separate(layers) => layers.map(|layer| linear(b, layer, y, self.of.clamps)),
