@@ -5,6 +5,7 @@
 //! before the history is the state at the end minus the changes in the history.
 
 mod export;
+mod frees;
 mod history;
 mod oom;
 mod replay;
@@ -19,6 +20,7 @@ use crate::ImportError;
 use crate::attribute::{common_prefix, without};
 use crate::limits;
 use crate::pickle::{self, Value};
+use frees::Frees;
 use history::History;
 use roles::Places;
 use serde::Serialize;
@@ -255,13 +257,15 @@ fn device_report(
         ..SnapshotReport::default()
     };
     report.add_end(segments);
-    let (added, reserved) = report.sum(history);
+    let frees = Frees::of(history);
+    report.notes.extend(frees.note());
+    let (added, reserved) = report.sum(history, frees);
     // Blocks at the end have rounded sizes, requests in the history do not.
     let at_end = |end: u64, change: i64| end.cast_signed().saturating_sub(change);
     let allocated = before.unwrap_or_else(|| at_end(report.end_allocated_bytes, added));
     let held = at_end(report.end_reserved_bytes, reserved);
     report.add_start(allocated, held, history.is_empty());
-    report.add_history(history, annotations, allocated, held);
+    report.add_history(history, annotations, frees, (allocated, held));
     report.keep_determined(roles::has_frames(history), roles::has_units(annotations));
     report
 }
@@ -283,16 +287,17 @@ impl SnapshotReport {
     }
 
     /// Returns the bytes that a history allocates and reserves in total, and notes unknown actions.
-    fn sum(&mut self, history: &[Value]) -> (i64, i64) {
+    fn sum(&mut self, history: &[Value], frees: Frees) -> (i64, i64) {
         let (mut added, mut reserved) = (0_i64, 0_i64);
         for event in history {
             let size = number(event, "size").cast_signed();
             match text(event, "action") {
                 "alloc" => added += size,
-                "free_requested" | "free" => added -= size,
+                action if frees.requests(action) => added -= size,
                 "segment_alloc" | "segment_map" => reserved += size,
                 "segment_free" | "segment_unmap" => reserved -= size,
-                "free_completed" | "snapshot" | "oom" | "annotate" | "workspace_snapshot" => {}
+                "free_requested" | "free_completed" | "snapshot" | "oom" | "annotate"
+                | "workspace_snapshot" => {}
                 other => *self.unknown.entry(other.to_owned()).or_default() += 1,
             }
         }
@@ -346,13 +351,14 @@ impl SnapshotReport {
         }
     }
 
-    /// Adds the peaks, the live memory at the peak, and failed allocations.
+    /// Adds the peaks, the live memory at the peak, and failed allocations. The history starts with
+    /// these allocated and reserved bytes.
     fn add_history(
         &mut self,
         history: &[Value],
         annotations: &[&Value],
-        mut allocated: i64,
-        mut held: i64,
+        frees: Frees,
+        (mut allocated, mut held): (i64, i64),
     ) {
         let mut places = Places::new(annotations, roles::has_frames(history));
         let mut live: HashMap<u64, Live> = HashMap::new();
@@ -366,7 +372,7 @@ impl SnapshotReport {
                     let (role, unit) = places.of(event);
                     live.insert(address, Live { bytes, role, unit });
                 }
-                "free_requested" | "free" => {
+                action if frees.requests(action) => {
                     allocated -= size;
                     if live.remove(&address).is_none() {
                         before = before.saturating_sub(bytes);
