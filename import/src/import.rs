@@ -133,16 +133,11 @@ pub fn import_with(
             },
         ));
     }
-    let mut records = Vec::new();
-    for (i, path) in of(Format::Flight).enumerate() {
-        records.push(flight::read(
-            Source::open(path)?,
-            path,
-            ranks::rank_of(None, path, i),
-        )?);
-    }
-    if !records.is_empty() {
+    let files: Vec<&Path> = of(Format::Flight).collect();
+    if !files.is_empty() {
+        let (records, notes) = flight::read_all(&files)?;
         let mut report = flight::compare(&records)?;
+        report.notes.splice(..0, notes);
         if let Some(program) = options.program {
             report.program = flight::check(&records, program);
         }
