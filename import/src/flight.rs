@@ -14,6 +14,7 @@ pub use program::{ProgramCheck, Unexpected, check};
 pub use report::{Divergence, FlightReport, list};
 
 use crate::ImportError;
+use crate::frames;
 use crate::limits;
 use crate::pickle::{self, Value};
 use shardlab_plan::ir::DType;
@@ -220,15 +221,11 @@ fn entry(value: &Value, place: u64, of_id: &BTreeMap<String, String>) -> Option<
     };
     let sequence = value.get(key).or_else(|| value.get("seq_id"));
     let sequence = sequence.and_then(Value::int)?;
-    let frames = value.get("frames").map_or(&[][..], Value::items);
-    let own = frames.iter().find(|f| {
-        let file = f.get("filename").and_then(Value::text).unwrap_or_default();
-        !is_of_torch(file) && !file.starts_with('<') && !file.contains("contextlib")
-    });
+    let all = value.get("frames").map_or(&[][..], Value::items);
+    let own = all.iter().find(|f| frames::is_of_user(file(f)));
     let frame = own.map(|f| {
-        let file = f.get("filename").and_then(Value::text).unwrap_or_default();
         let line = f.get("line").and_then(Value::int).unwrap_or(0);
-        format!("{}:{line}", file.rsplit('/').next().unwrap_or(file))
+        frames::line(file(f), line)
     });
     let id = value.get("record_id").and_then(Value::int);
     Some(Entry {
@@ -252,14 +249,10 @@ fn entry(value: &Value, place: u64, of_id: &BTreeMap<String, String>) -> Option<
     })
 }
 
-/// Returns whether a file belongs to PyTorch. Folders of users can have its name, too.
-fn is_of_torch(file: &str) -> bool {
-    let installed = ["site-packages/torch/", "dist-packages/torch/"];
-    // Editable installations.
-    let source = ["torch/distributed/", "torch/nn/", "torch/utils/"]
-        .iter()
-        .any(|part| file.contains(&format!("/{part}")));
-    source || installed.iter().any(|part| file.contains(part))
+/// Returns the file of a frame.
+fn file(frame: &Value) -> &str {
+    let name = frame.get("filename").and_then(Value::text);
+    name.unwrap_or_default()
 }
 
 /// Returns the size of one side's tensors in bytes.
@@ -401,23 +394,5 @@ mod tests {
         let groups = groups.map(|(id, ranks)| (id.to_owned(), ranks)).into();
         let names: Vec<String> = named_by_ranks(&groups).into_values().collect();
         assert_eq!(names, ["ranks 0, 1", "ranks 0, 1 #2", "rank 1"]);
-    }
-
-    #[test]
-    fn only_installed_files_of_pytorch_are_skipped() {
-        for (file, expected) in [
-            ("/usr/lib/python3/dist-packages/torch/cuda/nccl.py", true),
-            (
-                "/opt/conda/lib/python3.11/site-packages/torch/nn/modules/module.py",
-                true,
-            ),
-            (
-                "/home/u/pytorch/torch/distributed/distributed_c10d.py",
-                true,
-            ),
-            ("/workspace/torch/train.py", false),
-        ] {
-            assert_eq!(is_of_torch(file), expected, "{file}");
-        }
     }
 }

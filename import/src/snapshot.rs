@@ -18,6 +18,7 @@ pub use replay::{Agreement, Replay};
 
 use crate::ImportError;
 use crate::attribute::{common_prefix, without};
+use crate::frames;
 use crate::limits;
 use crate::pickle::{self, Value};
 use frees::Frees;
@@ -67,6 +68,9 @@ pub struct SnapshotReport {
     pub by_role: Vec<Share>,
     /// Bytes at the peak by unit, largest first.
     pub by_unit: Vec<Share>,
+    /// Allocated bytes at the end that were allocated within the history, by line of code, largest
+    /// first; empty without frames. Memory that a loop keeps by mistake is among them.
+    pub end_by_line: Vec<OfLine>,
     /// Allocations that failed.
     pub out_of_memory: Vec<OutOfMemory>,
     /// Events of unknown kinds, by kind.
@@ -90,6 +94,17 @@ pub struct Share {
     pub name: String,
     /// Bytes.
     pub bytes: u64,
+}
+
+/// Memory that a line of code allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OfLine {
+    /// File and line of the innermost frame outside of PyTorch: `train.py:77`.
+    pub line: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Number of allocations.
+    pub allocations: usize,
 }
 
 /// Reads a snapshot.
@@ -237,6 +252,8 @@ fn settings(value: Option<&Value>) -> BTreeMap<String, String> {
 
 struct Live {
     bytes: u64,
+    /// Position of its allocation in the history.
+    event: usize,
     role: &'static str,
     unit: String,
 }
@@ -363,14 +380,20 @@ impl SnapshotReport {
         let mut places = Places::new(annotations, roles::has_frames(history));
         let mut live: HashMap<u64, Live> = HashMap::new();
         let mut before = self.before_bytes;
-        for event in history {
+        for (i, event) in history.iter().enumerate() {
             let (address, bytes) = (number(event, "addr"), number(event, "size"));
             let size = bytes.cast_signed();
             match text(event, "action") {
                 "alloc" => {
                     allocated += size;
                     let (role, unit) = places.of(event);
-                    live.insert(address, Live { bytes, role, unit });
+                    let one = Live {
+                        bytes,
+                        event: i,
+                        role,
+                        unit,
+                    };
+                    live.insert(address, one);
                 }
                 action if frees.requests(action) => {
                     allocated -= size;
@@ -403,6 +426,7 @@ impl SnapshotReport {
                 (self.by_role, self.by_unit) = shares(&live, before);
             }
         }
+        self.end_by_line = by_line(&live, history);
     }
 }
 
@@ -446,6 +470,35 @@ fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOpt
     for (n, oom) in report.out_of_memory.iter_mut().enumerate() {
         oom::complete(oom, history, n, options.limit);
     }
+}
+
+/// Returns the allocations that are live at the end by line. Autograd's threads have no frames.
+fn by_line(live: &HashMap<u64, Live>, history: &[Value]) -> Vec<OfLine> {
+    let mut lines: BTreeMap<String, (u64, usize)> = BTreeMap::new();
+    for one in live.values() {
+        let all = history[one.event].get("frames");
+        let mut all = all.map_or(&[][..], Value::items).iter();
+        let Some(frame) = all.find(|f| {
+            let file = text(f, "filename");
+            file.ends_with(".py") && frames::is_of_user(file)
+        }) else {
+            continue;
+        };
+        let number = number(frame, "line").cast_signed();
+        let line = frames::line(text(frame, "filename"), number);
+        let of = lines.entry(line).or_default();
+        *of = (of.0 + one.bytes, of.1 + 1);
+    }
+    let lines = lines.into_iter();
+    let mut all: Vec<OfLine> = lines
+        .map(|(line, (bytes, allocations))| OfLine {
+            line,
+            bytes,
+            allocations,
+        })
+        .collect();
+    all.sort_by_key(|l| std::cmp::Reverse(l.bytes));
+    all
 }
 
 type Shares = (Vec<Share>, Vec<Share>);

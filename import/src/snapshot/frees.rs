@@ -64,7 +64,7 @@ impl Frees {
 #[cfg(test)]
 mod tests {
     use crate::pickle::{self, Value};
-    use crate::snapshot::{SnapshotOptions, SnapshotReport, read};
+    use crate::snapshot::{OfLine, SnapshotOptions, SnapshotReport, read};
     use serde_json::json;
     use std::path::Path;
 
@@ -91,6 +91,48 @@ mod tests {
         let bytes = pickle::write(&Value::from_json(&snapshot));
         let read = read(&bytes[..], Path::new("s"), &SnapshotOptions::default());
         read.unwrap().remove(0)
+    }
+
+    /// A step allocates 4 MiB and frees it, and another line keeps 6 MiB in two parts.
+    #[test]
+    fn memory_that_is_kept_has_a_line() {
+        let at = |line: u32| {
+            json!([
+                {"filename": "/x/site-packages/torch/nn/functional.py", "line": 1, "name": "f"},
+                {"filename": "/home/u/job/leak.py", "line": line, "name": "leaky"},
+                {"filename": "/home/u/job/train.py", "line": 70, "name": "step"},
+            ])
+        };
+        let event = |action: &str, mib: u64, size: u64, line: u32| json!({"action": action, "addr": mib * MIB, "size": size * MIB, "stream": 0, "frames": at(line)});
+        let events = vec![
+            event("segment_alloc", 64, 20, 3),
+            event("alloc", 64, 4, 9),
+            event("alloc", 68, 2, 12),
+            event("free_requested", 64, 4, 9),
+            event("free_completed", 64, 4, 9),
+            event("alloc", 70, 4, 12),
+        ];
+        let block = |mib: u64, size: u64, state: &str| json!({"address": mib * MIB, "size": size * MIB, "requested_size": size * MIB, "state": state});
+        let snapshot = json!({
+            "segments": [{
+                "device": 0, "address": 64 * MIB, "total_size": 20 * MIB, "stream": 0,
+                "segment_type": "large",
+                "blocks": [
+                    block(64, 4, "inactive"), block(68, 2, "active_allocated"),
+                    block(70, 4, "active_allocated"), block(74, 10, "inactive"),
+                ],
+            }],
+            "device_traces": [events],
+        });
+        let bytes = pickle::write(&Value::from_json(&snapshot));
+        let read = read(&bytes[..], Path::new("s"), &SnapshotOptions::default());
+        let kept = &read.unwrap()[0].end_by_line;
+        let expected = OfLine {
+            line: "leak.py:12".into(),
+            bytes: 6 * MIB,
+            allocations: 2,
+        };
+        assert_eq!(kept, &[expected]);
     }
 
     #[test]
