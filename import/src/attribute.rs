@@ -174,10 +174,13 @@ pub fn attribute(trace: &Trace) -> Attributed {
             .take(AROUND)
             .map(|o| trace.name(trace.host[o].name))
             .collect();
+        let recorded = event.collective.map(|c| &trace.collectives[c as usize]);
+        let recorded = recorded.map(|c| c.name.as_str());
         let kind = kinds::of(
             event.kind,
             trace.name(event.name),
             found.place.phase,
+            recorded,
             &operators,
         );
         work.push(Placed {

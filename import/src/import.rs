@@ -133,16 +133,11 @@ pub fn import_with(
             },
         ));
     }
-    let mut records = Vec::new();
-    for (i, path) in of(Format::Flight).enumerate() {
-        records.push(flight::read(
-            Source::open(path)?,
-            path,
-            ranks::rank_of(None, path, i),
-        )?);
-    }
-    if !records.is_empty() {
+    let files: Vec<&Path> = of(Format::Flight).collect();
+    if !files.is_empty() {
+        let (records, notes) = flight::read_all(&files)?;
         let mut report = flight::compare(&records)?;
+        report.notes.splice(..0, notes);
         if let Some(program) = options.program {
             report.program = flight::check(&records, program);
         }
@@ -340,7 +335,8 @@ fn traces_to_run(
     }
     let clock_notes = ranks::align_clocks(&mut ranks);
     let lists: Vec<&[_]> = ranks.iter().map(|r| r.collectives.as_slice()).collect();
-    let (pure, alone, late) = pure_times(&lists);
+    let joint = pure_times(&lists);
+    let (pure, late) = (joint.pure, joint.late);
     let step = typical(&first.times).map(|t| t.step);
     let facts = facts::find(&first.trace, &first.attributed, step);
     let undetermined = all_undetermined(&first, &facts, &ranks);
@@ -351,10 +347,20 @@ fn traces_to_run(
     }
     notes.extend(clock_notes);
     notes.extend(engine_note(&facts));
-    if alone > 0 {
+    for (rank, lost) in ranks.iter().zip(&joint.lost).filter(|(_, n)| **n > 0) {
         notes.push(format!(
-            "{alone} collectives of rank {} have no counterpart: traces of the other ranks of their groups are not given",
-            ranks[0].rank
+            "rank {}: its trace lacks {} that another rank of the group has; waits there do not count",
+            rank.rank,
+            match lost {
+                1 => "a collective".to_owned(),
+                n => format!("{n} collectives"),
+            }
+        ));
+    }
+    if joint.alone > 0 {
+        notes.push(format!(
+            "{} collectives of rank {} have no counterpart: traces of the other ranks of their groups are not given",
+            joint.alone, ranks[0].rank
         ));
     }
     let labels = labels(&first, &facts, &ranks, &late, name);

@@ -26,6 +26,7 @@ mod error;
 mod execution;
 pub mod facts;
 pub mod flight;
+mod frames;
 mod import;
 pub mod infer;
 mod joined;

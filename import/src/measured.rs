@@ -5,13 +5,15 @@ mod collectives;
 mod gaps;
 mod memory;
 mod names;
+mod pairs;
 mod spans;
 
 pub(crate) use clocks::clocks;
 pub(crate) use collectives::pure_times;
-pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank};
+pub use collectives::{Pure, bytes_of, of_rank};
 pub use memory::Activation;
 pub(crate) use names::{IMPORTED, shapes};
+pub use pairs::CollectiveSpan;
 
 use crate::attribute::{Attributed, Step, Work};
 use crate::kineto::Trace;

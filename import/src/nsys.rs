@@ -1,9 +1,9 @@
 //! Exports of Nsight Systems (`nsys export --type sqlite`).
 //!
-//! Tables and columns are those of the exporter's documented schema. No export of a real job has
-//! been read yet, and imported runs say so. Columns vary between versions, and missing ones are
-//! ignored. NVTX ranges (from PyTorch's `emit_nvtx` or from Megatron) stand for operators and
-//! annotations. Each process with device work is a rank.
+//! Tables and columns are those of the exporter's documented schema. Kernels and steps were
+//! compared with public exports, units and phases were not, and imported runs say so. Columns vary
+//! between versions, and missing ones are ignored. NVTX ranges (from PyTorch's `emit_nvtx` or from
+//! Megatron) stand for operators and annotations. Each process with device work is a rank.
 
 use crate::ImportError;
 use crate::kineto::{self, DeviceEvent, DeviceKind, HostEvent, Launch, Recorder, Trace};
@@ -277,7 +277,7 @@ impl Export {
             trace.bytes = bytes / u64::from(world);
             trace.events = (trace.device.len() + trace.launches.len() + trace.host.len()) as u64;
             trace.notes.push(
-                "export of Nsight Systems: this format is unverified, since no export of a real job was available"
+                "export of Nsight Systems: units and phases are not verified with exports of real jobs"
                     .into(),
             );
             trace.notes.extend(graphs(trace));

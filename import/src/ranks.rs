@@ -101,14 +101,16 @@ pub(crate) fn rank_of(said: Option<u32>, path: &Path, place: usize) -> u32 {
         .file_name()
         .map(|n| n.to_string_lossy().to_ascii_lowercase())
         .unwrap_or_default();
-    let named = || {
-        let (_, rest) = name.rsplit_once("rank")?;
-        let rest = rest.trim_start_matches(['-', '_', '.']);
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    };
-    said.or_else(named)
+    said.or_else(|| after_rank(&name))
         .unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
+}
+
+/// Returns the number after the last `rank` in a name in lower case.
+pub(crate) fn after_rank(name: &str) -> Option<u32> {
+    let (_, rest) = name.rsplit_once("rank")?;
+    let rest = rest.trim_start_matches(['-', '_', '.']);
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().ok()
 }
 
 /// Rejects traces that do not belong together.

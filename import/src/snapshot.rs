@@ -5,6 +5,7 @@
 //! before the history is the state at the end minus the changes in the history.
 
 mod export;
+mod frees;
 mod history;
 mod oom;
 mod replay;
@@ -17,8 +18,10 @@ pub use replay::{Agreement, Replay};
 
 use crate::ImportError;
 use crate::attribute::{common_prefix, without};
+use crate::frames;
 use crate::limits;
 use crate::pickle::{self, Value};
+use frees::Frees;
 use history::History;
 use roles::Places;
 use serde::Serialize;
@@ -65,6 +68,9 @@ pub struct SnapshotReport {
     pub by_role: Vec<Share>,
     /// Bytes at the peak by unit, largest first.
     pub by_unit: Vec<Share>,
+    /// Allocated bytes at the end that were allocated within the history, by line of code, largest
+    /// first; empty without frames. Memory that a loop keeps by mistake is among them.
+    pub end_by_line: Vec<OfLine>,
     /// Allocations that failed.
     pub out_of_memory: Vec<OutOfMemory>,
     /// Events of unknown kinds, by kind.
@@ -88,6 +94,17 @@ pub struct Share {
     pub name: String,
     /// Bytes.
     pub bytes: u64,
+}
+
+/// Memory that a line of code allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OfLine {
+    /// File and line of the innermost frame outside of PyTorch: `train.py:77`.
+    pub line: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Number of allocations.
+    pub allocations: usize,
 }
 
 /// Reads a snapshot.
@@ -235,6 +252,8 @@ fn settings(value: Option<&Value>) -> BTreeMap<String, String> {
 
 struct Live {
     bytes: u64,
+    /// Position of its allocation in the history.
+    event: usize,
     role: &'static str,
     unit: String,
 }
@@ -255,13 +274,15 @@ fn device_report(
         ..SnapshotReport::default()
     };
     report.add_end(segments);
-    let (added, reserved) = report.sum(history);
+    let frees = Frees::of(history);
+    report.notes.extend(frees.note());
+    let (added, reserved) = report.sum(history, frees);
     // Blocks at the end have rounded sizes, requests in the history do not.
     let at_end = |end: u64, change: i64| end.cast_signed().saturating_sub(change);
     let allocated = before.unwrap_or_else(|| at_end(report.end_allocated_bytes, added));
     let held = at_end(report.end_reserved_bytes, reserved);
     report.add_start(allocated, held, history.is_empty());
-    report.add_history(history, annotations, allocated, held);
+    report.add_history(history, annotations, frees, (allocated, held));
     report.keep_determined(roles::has_frames(history), roles::has_units(annotations));
     report
 }
@@ -283,16 +304,17 @@ impl SnapshotReport {
     }
 
     /// Returns the bytes that a history allocates and reserves in total, and notes unknown actions.
-    fn sum(&mut self, history: &[Value]) -> (i64, i64) {
+    fn sum(&mut self, history: &[Value], frees: Frees) -> (i64, i64) {
         let (mut added, mut reserved) = (0_i64, 0_i64);
         for event in history {
             let size = number(event, "size").cast_signed();
             match text(event, "action") {
                 "alloc" => added += size,
-                "free_requested" | "free" => added -= size,
+                action if frees.requests(action) => added -= size,
                 "segment_alloc" | "segment_map" => reserved += size,
                 "segment_free" | "segment_unmap" => reserved -= size,
-                "free_completed" | "snapshot" | "oom" | "annotate" | "workspace_snapshot" => {}
+                "free_requested" | "free_completed" | "snapshot" | "oom" | "annotate"
+                | "workspace_snapshot" => {}
                 other => *self.unknown.entry(other.to_owned()).or_default() += 1,
             }
         }
@@ -346,27 +368,34 @@ impl SnapshotReport {
         }
     }
 
-    /// Adds the peaks, the live memory at the peak, and failed allocations.
+    /// Adds the peaks, the live memory at the peak, and failed allocations. The history starts with
+    /// these allocated and reserved bytes.
     fn add_history(
         &mut self,
         history: &[Value],
         annotations: &[&Value],
-        mut allocated: i64,
-        mut held: i64,
+        frees: Frees,
+        (mut allocated, mut held): (i64, i64),
     ) {
         let mut places = Places::new(annotations, roles::has_frames(history));
         let mut live: HashMap<u64, Live> = HashMap::new();
         let mut before = self.before_bytes;
-        for event in history {
+        for (i, event) in history.iter().enumerate() {
             let (address, bytes) = (number(event, "addr"), number(event, "size"));
             let size = bytes.cast_signed();
             match text(event, "action") {
                 "alloc" => {
                     allocated += size;
                     let (role, unit) = places.of(event);
-                    live.insert(address, Live { bytes, role, unit });
+                    let one = Live {
+                        bytes,
+                        event: i,
+                        role,
+                        unit,
+                    };
+                    live.insert(address, one);
                 }
-                "free_requested" | "free" => {
+                action if frees.requests(action) => {
                     allocated -= size;
                     if live.remove(&address).is_none() {
                         before = before.saturating_sub(bytes);
@@ -397,6 +426,7 @@ impl SnapshotReport {
                 (self.by_role, self.by_unit) = shares(&live, before);
             }
         }
+        self.end_by_line = by_line(&live, history);
     }
 }
 
@@ -440,6 +470,35 @@ fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOpt
     for (n, oom) in report.out_of_memory.iter_mut().enumerate() {
         oom::complete(oom, history, n, options.limit);
     }
+}
+
+/// Returns the allocations that are live at the end by line. Autograd's threads have no frames.
+fn by_line(live: &HashMap<u64, Live>, history: &[Value]) -> Vec<OfLine> {
+    let mut lines: BTreeMap<String, (u64, usize)> = BTreeMap::new();
+    for one in live.values() {
+        let all = history[one.event].get("frames");
+        let mut all = all.map_or(&[][..], Value::items).iter();
+        let Some(frame) = all.find(|f| {
+            let file = text(f, "filename");
+            file.ends_with(".py") && frames::is_of_user(file)
+        }) else {
+            continue;
+        };
+        let number = number(frame, "line").cast_signed();
+        let line = frames::line(text(frame, "filename"), number);
+        let of = lines.entry(line).or_default();
+        *of = (of.0 + one.bytes, of.1 + 1);
+    }
+    let lines = lines.into_iter();
+    let mut all: Vec<OfLine> = lines
+        .map(|(line, (bytes, allocations))| OfLine {
+            line,
+            bytes,
+            allocations,
+        })
+        .collect();
+    all.sort_by_key(|l| std::cmp::Reverse(l.bytes));
+    all
 }
 
 type Shares = (Vec<Share>, Vec<Share>);

@@ -331,22 +331,6 @@ fn values(id: i64, record: &[u8], table: &Table) -> io::Result<Vec<Value>> {
 
 /// Returns the columns of a table from its definition.
 fn table(root: u32, sql: &str) -> Table {
-    let inner = sql.split_once('(').map_or("", |(_, rest)| rest);
-    let inner = inner.rsplit_once(')').map_or(inner, |(inner, _)| inner);
-    let mut parts = vec![String::new()];
-    let mut depth = 0;
-    for c in inner.chars() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ => {}
-        }
-        match (c, parts.last_mut()) {
-            (',', _) if depth == 0 => parts.push(String::new()),
-            (_, Some(part)) => part.push(c),
-            (_, None) => {}
-        }
-    }
     let constraint = |word: &str| {
         ["PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "CONSTRAINT"]
             .iter()
@@ -354,22 +338,74 @@ fn table(root: u32, sql: &str) -> Table {
     };
     let mut columns = Vec::new();
     let mut row_id = None;
-    for part in &parts {
-        let words: Vec<&str> = part.split_whitespace().collect();
-        let Some(first) = words.first().filter(|w| !constraint(w)) else {
+    for words in definitions(sql) {
+        let Some((first, rest)) = words.split_first() else {
             continue;
         };
-        let rest = words[1..].join(" ").to_ascii_uppercase();
+        let (name, is_quoted) = unquoted(first);
+        if !is_quoted && constraint(&name) {
+            continue;
+        }
+        let rest = rest.join(" ").to_ascii_uppercase();
         if rest.starts_with("INTEGER") && rest.contains("PRIMARY KEY") {
             row_id = Some(columns.len());
         }
-        columns.push(first.trim_matches(['"', '`', '[', ']']).to_owned());
+        columns.push(name);
     }
     Table {
         root,
         columns,
         row_id,
     }
+}
+
+/// Returns the words of each column and constraint in the definition of a table. Exports of Nsight
+/// Systems explain each column in a comment, which can contain commas and brackets.
+fn definitions(sql: &str) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    let mut words: Vec<String> = Vec::new();
+    let mut word = String::new();
+    let mut depth = 0_u32;
+    let mut rest = sql;
+    while let Some(c) = rest.chars().next() {
+        let quote = match c {
+            '"' | '`' | '\'' => Some(c),
+            '[' => Some(']'),
+            _ => None,
+        };
+        let comment = [("--", "\n"), ("/*", "*/")];
+        let comment = comment.iter().find(|(from, _)| rest.starts_with(from));
+        let length = match (quote, comment) {
+            (_, Some((_, end))) => rest.find(end).map_or(rest.len(), |at| at + end.len()),
+            (Some(end), None) => rest[1..].find(end).map_or(rest.len(), |at| at + 2),
+            (None, None) => c.len_utf8(),
+        };
+        let (token, after) = rest.split_at(length);
+        rest = after;
+        let is_space = comment.is_some() || c.is_whitespace();
+        if quote.is_none() && c == ')' {
+            depth = depth.saturating_sub(1);
+        }
+        let ends_part = quote.is_none() && (c == ',' && depth == 1 || c == ')' && depth == 0);
+        if (is_space || ends_part) && !word.is_empty() {
+            words.push(std::mem::take(&mut word));
+        }
+        if ends_part {
+            all.push(std::mem::take(&mut words));
+        } else if !is_space && depth > 0 {
+            word.push_str(token);
+        }
+        if quote.is_none() && comment.is_none() && c == '(' {
+            depth += 1;
+        }
+    }
+    all
+}
+
+/// Returns a name without its quotes, and whether it has any.
+fn unquoted(word: &str) -> (String, bool) {
+    let name = word.trim_matches(['"', '`', '[', ']']);
+    (name.to_owned(), name.len() < word.len())
 }
 
 #[cfg(test)]
@@ -384,6 +420,27 @@ mod tests {
         );
         assert_eq!(t.columns, ["id", "value", "n"]);
         assert_eq!((t.row_id, t.column("VALUE")), (Some(0), Some(1)));
+    }
+
+    /// The text has the form of real exports, with a comment on each column.
+    #[test]
+    fn comments_in_definitions_are_no_columns() {
+        let t = table(
+            2,
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (
+    -- Kernels (see ENUM_KIND), by start.
+
+    id                          INTEGER   NOT NULL   PRIMARY KEY,      -- ID, unique.
+    start                       INTEGER   NOT NULL,                    -- Event start timestamp (ns).
+    end                         INTEGER,  /* after start, or NULL :) */
+    name                        INTEGER,                               -- REFERENCES StringIds(id) -- Function name w/ it's template
+    \"a, b\"                      TEXT DEFAULT '--, (',
+    bytes                       INTEGER                                -- Size (B), if known
+)",
+        );
+        let columns = ["id", "start", "end", "name", "a, b", "bytes"];
+        assert_eq!(t.columns, columns);
+        assert_eq!(t.row_id, Some(0));
     }
 
     #[test]

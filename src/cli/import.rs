@@ -20,7 +20,7 @@ FILE is recognized by its content, whatever its name, compressed by gzip or not:
   snapshot   memory snapshot of PyTorch; a pickle with code is refused
   execution  execution trace of PyTorch: structure without times
   flight     dump of NCCL's flight recorder, pickle or JSON: one per rank
-  sqlite     export of Nsight Systems (unverified: no export of a real job was available)
+  sqlite     export of Nsight Systems (units and phases are not verified with exports of real jobs)
 
 A trace becomes a measured run that `runs`, `compare` and `report` read. What could not be placed is
 counted and listed, and so is what the trace does not determine.

@@ -217,7 +217,7 @@ fn exports_of_nsight_systems_are_read() {
     let ms = |run: &Value| run["step_ms"].as_f64().unwrap();
     assert!((ms(&export) - ms(&trace)).abs() < 0.01);
     assert!(export["attributed_share"].as_f64().unwrap() >= 0.99);
-    assert!(export["notes"].to_string().contains("unverified"));
+    assert!(export["notes"].to_string().contains("not verified"));
     let count = |run: &Value| run["summary"]["collectives"]["all_gather"]["count"].clone();
     assert_eq!(count(&export), count(&trace));
     // A truncated database, and one of another tool.

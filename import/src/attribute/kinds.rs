@@ -31,19 +31,31 @@ pub(crate) fn collective(name: &str) -> Option<Work> {
     .map(|(_, work)| work)
 }
 
-/// Returns whether a kernel belongs to NCCL.
+/// Returns whether a kernel belongs to NCCL, to RCCL or to its MSCCL.
 pub(crate) fn is_nccl(kernel: &str) -> bool {
-    let start = kernel.get(..4).unwrap_or_default();
-    start.eq_ignore_ascii_case("nccl")
+    ["nccl", "rccl", "msccl"].iter().any(|name| {
+        let start = kernel.get(..name.len()).unwrap_or_default();
+        start.eq_ignore_ascii_case(name)
+    })
 }
 
-/// Returns the kind of a device event, from its name and from the operators around its launch,
-/// innermost first.
-pub(super) fn of(kind: DeviceKind, kernel: &str, phase: Phase, operators: &[&str]) -> Work {
-    if is_nccl(kernel) {
-        // Kernels that run several collectives at once have no specific name.
+/// Returns the kind of a device event, from its name, from the collective that PyTorch recorded
+/// with it, and from the operators around its launch, innermost first.
+pub(super) fn of(
+    kind: DeviceKind,
+    kernel: &str,
+    phase: Phase,
+    recorded: Option<&str>,
+    operators: &[&str],
+) -> Work {
+    // Other libraries have kernels of other names, but PyTorch records the same arguments.
+    if is_nccl(kernel) || kind == DeviceKind::Kernel && recorded.is_some() {
+        // Kernels that run several collectives at once have no specific name, and those of MSCCL
+        // are named after their algorithms.
         let called = || operators.iter().take(4).find_map(|op| collective(op));
-        return collective(kernel)
+        let named = || is_nccl(kernel).then(|| collective(kernel)).flatten();
+        return named()
+            .or_else(|| recorded.and_then(collective))
             .or_else(called)
             .unwrap_or(Work::OtherCollective);
     }
@@ -132,6 +144,17 @@ pub(super) fn of(kind: DeviceKind, kernel: &str, phase: Phase, operators: &[&str
     if operators.iter().take(2).any(|op| product(op)) {
         return Work::Gemm;
     }
+    // Kernels of AOTriton, for ROCm, have names such as `attn_fwd` and `bwd_kernel_fuse`.
+    let attends = |op: &&str| {
+        let name = op.rsplit("::").next().unwrap_or(op);
+        ["_flash_attention", "_efficient_attention", "_flash_attn"]
+            .iter()
+            .any(|start| name.starts_with(start))
+            || name.starts_with("_scaled_dot_product_") && !name.ends_with("_math")
+    };
+    if operators.first().is_some_and(attends) && !lower.contains("at::native") {
+        return Work::Attention;
+    }
     Work::Memory
 }
 
@@ -141,7 +164,8 @@ mod tests {
 
     #[test]
     fn kinds_follow_from_kernel_and_operator() {
-        let kernel = |name, ops: &[&'static str]| of(DeviceKind::Kernel, name, Phase::Forward, ops);
+        let kernel =
+            |name, ops: &[&'static str]| of(DeviceKind::Kernel, name, Phase::Forward, None, ops);
         assert_eq!(
             kernel("ncclDevKernel_AllGather_RING_LL(x)", &[]),
             Work::AllGather
@@ -176,7 +200,8 @@ mod tests {
             Work::AllGather
         );
         assert_eq!(kernel("void silu_kernel", &["aten::silu"]), Work::Memory);
-        let copy = |name, ops: &[&'static str]| of(DeviceKind::Copy, name, Phase::Forward, ops);
+        let copy =
+            |name, ops: &[&'static str]| of(DeviceKind::Copy, name, Phase::Forward, None, ops);
         assert_eq!(
             copy(
                 "Memcpy PtoP (Device -> Device)",
@@ -200,8 +225,35 @@ mod tests {
             DeviceKind::Kernel,
             "void multi_tensor",
             Phase::Optimizer,
+            None,
             &[],
         );
         assert_eq!(update, Work::Optimizer);
+    }
+
+    /// Names of kernels in traces of AMD GPUs.
+    #[test]
+    fn kernels_of_rocm_have_kinds() {
+        let of = |name, recorded, ops: &[&str]| {
+            of(DeviceKind::Kernel, name, Phase::Backward, recorded, ops)
+        };
+        let msccl =
+            "mscclKernel_Sum___hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)";
+        assert_eq!(of(msccl, Some("_allgather_base"), &[]), Work::AllGather);
+        assert_eq!(of(msccl, None, &["nccl:_all_gather_base"]), Work::AllGather);
+        assert_eq!(
+            of("custom_ring(x)", Some("allreduce"), &[]),
+            Work::AllReduce
+        );
+        let one = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL";
+        assert_eq!(of(one, Some("coalesced"), &[]), Work::ReduceScatter);
+        let ops = ["aten::_flash_attention_backward", "aten::mm"];
+        assert_eq!(of("bwd_kernel_fuse", None, &ops[..1]), Work::Attention);
+        let ops = ["aten::_efficient_attention_forward"];
+        assert_eq!(of("attn_fwd", None, &ops), Work::Attention);
+        let fill = "void at::native::vectorized_elementwise_kernel<4, FillFunctor>";
+        assert_eq!(of(fill, None, &ops), Work::Copy);
+        let fill = "void at::native::elementwise_kernel<4, Lambda>";
+        assert_eq!(of(fill, None, &ops), Work::Memory);
     }
 }

@@ -1,8 +1,7 @@
 //! Compares the collectives of several ranks.
 
-use super::report::{
-    Divergence, FlightReport, Found, earlier, label, list, of_group, without_records,
-};
+use super::causes::{self, Found, Issued};
+use super::report::{Divergence, FlightReport, label, list, of_group, without_records};
 use super::{Entry, FlightRecord, messages};
 use crate::ImportError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,16 +30,17 @@ pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
         let entries = entries.filter(|e| e.is_p2p == is_p2p);
         entries.map(|e| &e.group).collect()
     };
-    let mut first = None;
+    let mut found = Vec::new();
     for group in of(false) {
         for family in families(records, group) {
-            first = earlier(first, family.compare(&mut report));
+            found.extend(family.compare(&mut report));
         }
     }
     for group in of(true) {
-        first = earlier(first, messages::compare(records, group, &mut report));
+        found.extend(messages::compare(records, group, &mut report));
     }
-    report.divergence = first.map(|f| f.1);
+    report.divergences = causes::sorted(found);
+    report.divergence = report.divergences.first().cloned();
     Ok(report)
 }
 
@@ -140,8 +140,9 @@ impl Family<'_> {
                 .iter()
                 .filter_map(|(r, e)| Some((*r, e.get(&sequence)?.as_slice())))
                 .collect();
-            let at = issued.iter().filter_map(|(_, e)| Some(e.first()?.created));
-            let at = at.min()?;
+            if issued.is_empty() {
+                return None;
+            }
             // It may have lost a part of the first coalesced group, too.
             let from_end = sequence == start && start > 1;
             let found = self
@@ -151,7 +152,20 @@ impl Family<'_> {
             if found.is_none() && !alone {
                 report.matched += 1;
             }
-            Some((at, found?))
+            let divergence = found?;
+            let awaited = match &divergence {
+                Divergence::Missing { missing, .. } => missing.keys().copied().collect(),
+                _ => BTreeSet::new(),
+            };
+            let of = |entries: &[&Entry]| Some(Issued::new(entries.first()?, of_group(entries)));
+            Some(Found {
+                divergence,
+                awaited,
+                issued: issued
+                    .iter()
+                    .filter_map(|(r, e)| Some((*r, of(e)?)))
+                    .collect(),
+            })
         })
     }
 
@@ -271,6 +285,7 @@ mod tests {
             types: "[Float]".into(),
         };
         Entry {
+            id: i as u64,
             group: ("0".into(), "default_pg".into()),
             sequence: i as u64 + 1,
             is_p2p: false,
@@ -349,6 +364,122 @@ mod tests {
     #[test]
     fn two_records_of_one_rank_are_refused() {
         assert!(compare(&[record(0, &["a"]), record(0, &["a"])]).is_err());
+    }
+
+    /// Two hosts with two ranks each. Ranks 0 and 1 gather, as do 2 and 3. Rank 1 stops before its
+    /// second gather, so that rank 0 waits there and does not reach its second all-reduce with rank
+    /// 2. The clocks of the hosts agree, or that of the first host is fast.
+    #[test]
+    fn the_cause_of_a_hang_is_a_rank_that_does_not_wait() {
+        let in_group = |id: u64, group: &str, sequence: u64, state: &str, created: i64| Entry {
+            id,
+            group: (group.into(), "mesh".into()),
+            sequence,
+            state: state.into(),
+            is_retired: state == "completed",
+            created,
+            ..entry(0, "a")
+        };
+        let record = |rank: u32, entries: Vec<Entry>| FlightRecord {
+            groups: BTreeMap::from([
+                (
+                    format!("shard{}", rank / 2),
+                    vec![rank / 2 * 2, rank / 2 * 2 + 1],
+                ),
+                (format!("rep{}", rank % 2), vec![rank % 2, rank % 2 + 2]),
+            ]),
+            ..of_entries(rank, entries)
+        };
+        for late in [0, 50] {
+            let all: Vec<FlightRecord> = (0..4)
+                .map(|rank: u32| {
+                    let host = rank / 2;
+                    let (shard, rep) = (format!("shard{host}"), format!("rep{}", rank % 2));
+                    let at = |i: i64| i + if host == 0 { late } else { 0 };
+                    let mut entries = vec![
+                        in_group(0, &shard, 1, "completed", at(1)),
+                        in_group(1, &rep, 1, "completed", at(2)),
+                    ];
+                    if rank != 1 {
+                        let state = if host == 1 { "completed" } else { "started" };
+                        entries.push(in_group(2, &shard, 2, state, at(3)));
+                    }
+                    if host == 1 {
+                        entries.push(in_group(3, &rep, 2, "started", at(4)));
+                    }
+                    record(rank, entries)
+                })
+                .collect();
+            let report = compare(&all).unwrap();
+            let brief: Vec<String> = report.divergences.iter().map(Divergence::brief).collect();
+            let expected = [
+                "rank 1 does not issue number 2 of process group mesh (shard0)",
+                "rank 0 does not issue number 2 of process group mesh (rep0)",
+                "rank 1 does not issue number 2 of process group mesh (rep1)",
+            ];
+            assert_eq!(brief, expected, "{late}");
+            assert_eq!(report.divergence.as_ref(), report.divergences.first());
+        }
+    }
+
+    /// Two groups on two hosts. Ranks 0 and 1 have issued a collective that does not run, while
+    /// rank 3 does not issue its own.
+    #[test]
+    fn a_rank_that_is_missing_explains_more_than_a_collective_that_does_not_start() {
+        let of = |rank: u32, group: &str, members: [u32; 2], names: &[&str]| {
+            let mut record = record(rank, names);
+            record.groups = BTreeMap::from([(group.into(), members.to_vec())]);
+            for entry in &mut record.entries {
+                entry.group.0 = group.into();
+            }
+            let last = record.entries.last_mut().unwrap();
+            (last.state, last.is_retired) = ("scheduled".into(), false);
+            record
+        };
+        let mut stopped = of(3, "b", [2, 3], &["x"]);
+        stopped.entries[0].state = "completed".into();
+        let report = compare(&[
+            of(0, "a", [0, 1], &["x", "y"]),
+            of(1, "a", [0, 1], &["x", "y"]),
+            of(2, "b", [2, 3], &["x", "y"]),
+            stopped,
+        ])
+        .unwrap();
+        let found = report.divergence.unwrap().brief();
+        let expected = "rank 3 does not issue number 2 of process group default_pg (b)";
+        assert_eq!(found, expected);
+        assert_eq!(report.divergences.len(), 2);
+    }
+
+    /// Rank 2 of a pipeline stops: rank 1 waits for its message, and rank 0 for that of rank 1.
+    #[test]
+    fn messages_that_wait_lead_to_the_rank_that_stopped() {
+        let recv = |rank: u32, at: i64| {
+            let name = format!("recv {rank}<-{}", rank + 1);
+            let entry = Entry {
+                created: at,
+                is_retired: false,
+                ..message(0, &name, "started")
+            };
+            of_entries(rank, vec![entry])
+        };
+        let mut stopped = of_entries(2, Vec::new());
+        stopped.groups.clear();
+        let of = |mut r: FlightRecord| {
+            r.groups = BTreeMap::from([("0".into(), vec![0, 1, 2])]);
+            r
+        };
+        let report = compare(&[of(recv(0, 1)), of(recv(1, 9)), stopped]).unwrap();
+        let brief: Vec<String> = report.divergences.iter().map(Divergence::brief).collect();
+        let between =
+            |ranks, end| format!("message 1 between ranks {ranks} in process group {end}");
+        assert_eq!(
+            brief,
+            [
+                between("1, 2", "default_pg (0) has no send"),
+                between("0, 1", "default_pg (0) has no send")
+            ]
+        );
     }
 
     /// The root of a gather has a list of outputs, and the others none; a scatter is the reverse.

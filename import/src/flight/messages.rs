@@ -3,7 +3,8 @@
 //! Two ranks count their messages differently, since each has messages with other ranks as well.
 //! The messages of one sender to one receiver, however, arrive in the order of issue.
 
-use super::report::{Divergence, FlightReport, Found, earlier, label, of_group, without_records};
+use super::causes::{Found, Issued};
+use super::report::{Divergence, FlightReport, label, of_group, without_records};
 use super::{Entry, FlightRecord};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +18,13 @@ struct Side<'a> {
     state: &'a Entry,
 }
 
-/// Compares the messages of a process group.
+/// Compares the messages of a process group, and returns the first divergence of each pair of
+/// ranks.
 pub(super) fn compare(
     records: &[FlightRecord],
     group: &(String, String),
     report: &mut FlightReport,
-) -> Option<Found> {
+) -> Vec<Found> {
     let mut pairs: BTreeMap<Pair, [Vec<Side<'_>>; 2]> = BTreeMap::new();
     let mut unread = 0_usize;
     let mut partial = BTreeSet::new();
@@ -56,7 +58,7 @@ pub(super) fn compare(
         ));
     }
     let recorded = !states.iter().all(|e| e.has_no_state());
-    let mut first = None;
+    let mut all = Vec::new();
     let mut uncounted = 0;
     for (pair, [sends, receives]) in &pairs {
         let unknown = without_records([pair.0, pair.1], records);
@@ -81,17 +83,18 @@ pub(super) fn compare(
             })
         } else {
             let both = sends.iter().chain(receives).enumerate();
-            both.filter_map(|(n, side)| each.waits(n, &[side]))
-                .min_by_key(|f| f.0)
+            let waiting = both.filter(|(n, side)| each.waits(*n, &[*side]).is_some());
+            let first = waiting.min_by_key(|(_, side)| side.entry.created);
+            first.and_then(|(n, side)| each.waits(n, &[side]))
         };
-        first = earlier(first, found);
+        all.extend(found);
     }
     if uncounted > 0 {
         report.notes.push(format!(
             "process group {label}: the order of {uncounted} point-to-point messages is not compared, because the records of both ranks from their start are needed"
         ));
     }
-    first
+    all
 }
 
 /// The messages of one rank to another.
@@ -124,8 +127,8 @@ impl Each<'_> {
     }
 
     fn found(&self, n: usize, reason: &'static str, sides: &[&Side<'_>]) -> Found {
-        let at = sides.iter().map(|s| s.entry.created).min().unwrap_or(0);
         let mut ranks: BTreeMap<u32, String> = BTreeMap::new();
+        let mut issued = BTreeMap::new();
         for side in sides {
             let rank = if side.entry.name.starts_with("send") {
                 self.pair.0
@@ -134,10 +137,13 @@ impl Each<'_> {
             };
             let state = side.state.shown_state();
             ranks.insert(rank, format!("{state} {}", side.entry.describe()));
+            issued.insert(rank, Issued::new(side.entry, side.state));
         }
+        let mut awaited = BTreeSet::new();
         for rank in [self.pair.0, self.pair.1] {
-            if !self.unknown.contains(&rank) {
-                ranks.entry(rank).or_insert_with(|| "none".to_owned());
+            if !self.unknown.contains(&rank) && !ranks.contains_key(&rank) {
+                ranks.insert(rank, "none".to_owned());
+                awaited.insert(rank);
             }
         }
         let divergence = Divergence::Message {
@@ -147,7 +153,11 @@ impl Each<'_> {
             ranks,
             unknown: self.unknown.clone(),
         };
-        (at, divergence)
+        Found {
+            divergence,
+            awaited,
+            issued,
+        }
     }
 }
 

@@ -169,6 +169,7 @@ mod tests {
 
     fn entry(name: &str, bytes: u64) -> Entry {
         Entry {
+            id: 0,
             group: ("0".into(), "default_pg".into()),
             sequence: bytes,
             is_p2p: false,

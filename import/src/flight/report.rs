@@ -62,14 +62,52 @@ pub enum Divergence {
     },
 }
 
-/// A divergence with the time at which its collective was issued, nanoseconds since 1970.
-pub(super) type Found = (i64, Divergence);
-
-/// Returns the earlier of two divergences.
-pub(super) fn earlier(a: Option<Found>, b: Option<Found>) -> Option<Found> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(if b.0 < a.0 { b } else { a }),
-        (a, b) => a.or(b),
+impl Divergence {
+    /// Describes it in one sentence.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        let at = |group: &str, sequence: u64| format!("number {sequence} of process group {group}");
+        match self {
+            Self::Different {
+                group, sequence, ..
+            } => format!("{} differs between ranks", at(group, *sequence)),
+            Self::Missing {
+                group,
+                sequence,
+                missing,
+                ..
+            } => {
+                let missing: BTreeSet<u32> = missing.keys().copied().collect();
+                let verb = if missing.len() == 1 { "does" } else { "do" };
+                let at = at(group, *sequence);
+                format!("{} {verb} not issue {at}", list(&missing))
+            }
+            Self::Incomplete {
+                group,
+                sequence,
+                unknown,
+                ..
+            } => {
+                let rest = match unknown.is_empty() {
+                    true => String::new(),
+                    false => format!(" (no record of {})", list(unknown)),
+                };
+                format!("{} does not complete{rest}", at(group, *sequence))
+            }
+            Self::Message {
+                group,
+                sequence,
+                reason,
+                ranks,
+                unknown,
+            } => {
+                let ends: BTreeSet<u32> = ranks.keys().chain(unknown).copied().collect();
+                format!(
+                    "message {sequence} between {} in process group {group} {reason}",
+                    list(&ends)
+                )
+            }
+        }
     }
 }
 
@@ -83,8 +121,12 @@ pub struct FlightReport {
     /// Number of point-to-point messages whose send and recv match.
     #[serde(skip_serializing_if = "is_zero")]
     pub messages: u64,
-    /// The first divergence, by the time at which its collective was issued.
+    /// The divergence that the others follow from.
     pub divergence: Option<Divergence>,
+    /// The first divergence of each process group, and of each pair of ranks with messages: the
+    /// cause first, then by time of issue.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub divergences: Vec<Divergence>,
     /// Each record compared with a program, if one is given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub program: Vec<ProgramCheck>,

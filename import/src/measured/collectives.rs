@@ -1,12 +1,13 @@
 //! Collectives: bytes, totals, and their times without waits for other ranks.
 
+use super::pairs::{CollectiveSpan, pairs};
 use crate::attribute::{Attributed, Work};
 use crate::kineto::{Collective, Trace};
 use shardlab_plan::ir::{COMPUTE, CollectiveKind, InstrId};
 use shardlab_plan::record::intervals::{overlap, union};
 use shardlab_plan::record::{CollectiveStats, Span, add_times};
 use shardlab_plan::units::Bytes;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Returns the size in bytes of an element type, by its name in PyTorch's profiler.
 pub(crate) fn element_bytes(dtype: &str) -> u64 {
@@ -23,19 +24,6 @@ pub(crate) fn element_bytes(dtype: &str) -> u64 {
 pub fn bytes_of(collective: &Collective) -> u64 {
     let elements = collective.elements_in.max(collective.elements_out);
     elements * element_bytes(&collective.dtype)
-}
-
-/// A collective of one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveSpan {
-    /// Device event, an index into [`Trace::device`].
-    pub device: u32,
-    /// Step, an index into the rank's steps.
-    pub step: u32,
-    /// Kind, group and size.
-    pub key: (Work, String, u64),
-    /// Start and end on the common clock of all ranks, nanoseconds.
-    pub span: (i64, i64),
 }
 
 /// Returns the collectives of a rank in the order of their starts.
@@ -67,54 +55,54 @@ pub struct Pure {
     pub waited: i64,
 }
 
-/// Identifies a collective on all ranks: its step, its kind, group and size, and its number among
-/// those of the step that are equal in this.
-type Key = (u32, (Work, String, u64), u32);
-
-/// Returns the times of a rank's collectives. The n-th collective of one kind, group and size in a
-/// step is the same on every rank.
-pub(super) fn numbered(rank: &[CollectiveSpan]) -> HashMap<Key, (i64, i64)> {
-    let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
-    let mut all = HashMap::new();
-    for c in rank {
-        let n = seen.entry((c.step, c.key.clone())).or_default();
-        all.insert((c.step, c.key.clone(), *n), c.span);
-        *n += 1;
-    }
-    all
+/// Times of the first rank's collectives, from the traces of all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Joint {
+    /// Times without waits for other ranks, by device event.
+    pub(crate) pure: BTreeMap<u32, Pure>,
+    /// Number of collectives of which no trace of another rank has the group.
+    pub(crate) alone: usize,
+    /// For each rank, the number of collectives that only its trace lacks. They count nowhere.
+    pub(crate) lost: Vec<usize>,
+    /// For each rank, the time that the others waited for it, nanoseconds.
+    pub(crate) late: Vec<i64>,
 }
 
-/// Returns three results: the times of the first rank's collectives without waits, by device event;
-/// the number of collectives without a counterpart on any rank; and for each rank the time that the
-/// others waited for it.
+/// Compares the collectives of the first rank with those of the others. All times are on one clock.
 #[must_use]
-pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
-    let mut late = vec![0; ranks.len()];
-    let mut found = BTreeMap::new();
+pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> Joint {
+    let mut joint = Joint {
+        lost: vec![0; ranks.len()],
+        late: vec![0; ranks.len()],
+        ..Joint::default()
+    };
     let Some((first, others)) = ranks.split_first() else {
-        return (found, 0, late);
+        return joint;
     };
     if others.is_empty() {
-        return (found, 0, late);
+        return joint;
     }
-    let others: Vec<_> = others.iter().map(|r| numbered(r)).collect();
-    let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
-    let mut alone = 0;
-    for c in *first {
-        let n = seen.entry((c.step, c.key.clone())).or_default();
-        let key = (c.step, c.key.clone(), *n);
-        *n += 1;
+    // The spans of each collective, by rank, and those that a trace lacks.
+    let mut spans: Vec<Vec<(usize, (i64, i64))>> =
+        first.iter().map(|c| vec![(0, c.span)]).collect();
+    let mut is_lost = vec![false; first.len()];
+    for (i, other) in others.iter().enumerate() {
+        let found = pairs(first, other);
+        for (own, theirs) in found.both {
+            spans[own].push((i + 1, other[theirs].span));
+        }
+        joint.lost[0] = joint.lost[0].max(found.lost_by_first);
+        joint.lost[i + 1] = found.lost.len();
+        found.lost.into_iter().for_each(|c| is_lost[c] = true);
+    }
+    for ((c, spans), is_lost) in first.iter().zip(&spans).zip(is_lost) {
+        // The missing rank may be the one that the others waited for.
+        if is_lost {
+            continue;
+        }
         // Ranks outside of the collective's group do not take part.
-        let spans: Vec<(usize, (i64, i64))> = std::iter::once((0, c.span))
-            .chain(
-                others
-                    .iter()
-                    .enumerate()
-                    .filter_map(|(i, o)| Some((i + 1, *o.get(&key)?))),
-            )
-            .collect();
         if spans.len() == 1 {
-            alone += 1;
+            joint.alone += 1;
             continue;
         }
         let all = || spans.iter().map(|s| s.1);
@@ -126,9 +114,9 @@ pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, u
             .max()
             .unwrap_or(start);
         if let Some((last, _)) = spans.iter().find(|(_, s)| s.0 == start) {
-            late[*last] += start - second;
+            joint.late[*last] += start - second;
         }
-        found.insert(
+        joint.pure.insert(
             c.device,
             Pure {
                 // Clocks agree only to within microseconds, but a duration must not be negative.
@@ -137,7 +125,7 @@ pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, u
             },
         );
     }
-    (found, alone, late)
+    joint
 }
 
 /// Returns totals by kind over the spans of a step.
@@ -199,7 +187,12 @@ mod tests {
             span(3, 4, (200, 210)),
         ];
         let b = [span(9, 8, (60, 101)), span(8, 8, (100, 149))];
-        let (pure, alone, late) = pure_times(&[&a, &b]);
+        let Joint {
+            pure,
+            alone,
+            lost,
+            late,
+        } = pure_times(&[&a, &b]);
         assert_eq!(
             pure[&1],
             Pure {
@@ -214,8 +207,15 @@ mod tests {
                 waited: 0
             }
         );
-        assert_eq!((pure.len(), alone), (2, 1));
+        // Both ranks are in the group of the third collective, so that its other event is lost.
+        assert_eq!((pure.len(), alone, lost), (2, 0, vec![0, 1]));
         assert_eq!(late, [10, 60]);
-        assert!(pure_times(&[&a]).0.is_empty());
+        assert!(pure_times(&[&a]).pure.is_empty());
+        let elsewhere = b.map(|mut c| {
+            c.key.1 = "1".into();
+            c
+        });
+        let joint = pure_times(&[&a, &elsewhere]);
+        assert_eq!((joint.alone, joint.lost), (3, vec![0, 0]));
     }
 }

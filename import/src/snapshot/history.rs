@@ -1,5 +1,6 @@
 //! The history of a snapshot: its events, and the memory at its start and end.
 
+use super::frees::Frees;
 use super::{number, text};
 use crate::pickle::Value;
 use shardlab_plan::ir::StreamId;
@@ -85,11 +86,12 @@ impl History {
     /// Reads the history of a device.
     pub(super) fn of(segments: &[&Value], events: &[Value], settings: Option<&Value>) -> Self {
         let mut streams = Streams::default();
+        let frees = Frees::of(events);
         let mut this = Self {
             settings: recorded_settings(settings),
             events: events
                 .iter()
-                .filter_map(|e| event(e, &mut streams))
+                .filter_map(|e| event(e, frees, &mut streams))
                 .collect(),
             ..Self::default()
         };
@@ -293,10 +295,10 @@ fn map(held: &mut BTreeMap<u64, SegmentState>, mut range: SegmentState) {
     held.insert(range.address, range);
 }
 
-fn event(value: &Value, streams: &mut Streams) -> Option<Event> {
+fn event(value: &Value, frees: Frees, streams: &mut Streams) -> Option<Event> {
     let action = match text(value, "action") {
         "alloc" => Action::Alloc,
-        "free_completed" | "free" => Action::FreeCompleted,
+        action if frees.completes(action) => Action::FreeCompleted,
         "segment_alloc" | "segment_map" => Action::Take,
         "segment_free" | "segment_unmap" => Action::Return,
         "oom" => Action::OutOfMemory,

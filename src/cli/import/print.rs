@@ -230,6 +230,15 @@ fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
         }
         Some(found) => diverged(found, report, out)?,
     }
+    // What happened in other process groups, mostly because their ranks wait for the rank above.
+    let others = report.divergences.get(1..).unwrap_or_default();
+    for (i, other) in others.iter().take(MAX_LISTED).enumerate() {
+        out.labelled(if i == 0 { "also" } else { "" }, &other.brief())?;
+    }
+    if others.len() > MAX_LISTED {
+        let rest = plural(others.len() - MAX_LISTED, "other divergence");
+        out.labelled("", &rest)?;
+    }
     for check in &report.program {
         program(check, out)?;
     }

@@ -3,7 +3,7 @@
 use super::super::super::output::{Failure, Out};
 use super::super::super::table::Table;
 use super::{MAX_LISTED, plural, remarks, unmatched};
-use shardlab_import::snapshot::{OutOfMemory, Replay, Share, SnapshotReport};
+use shardlab_import::snapshot::{OfLine, OutOfMemory, Replay, Share, SnapshotReport};
 use shardlab_plan::units::{Bytes, count};
 use std::path::Path;
 
@@ -33,6 +33,9 @@ pub(super) fn print(path: &Path, device: &SnapshotReport, out: &mut Out) -> Resu
             out.labelled(label, &shares(all))?;
         }
     }
+    if !device.end_by_line.is_empty() {
+        out.labelled("at end", &lines(&device.end_by_line))?;
+    }
     if let Some(recorded) = device.replays.first() {
         out.labelled("replay", &agreement(recorded))?;
     }
@@ -52,6 +55,15 @@ pub(super) fn print(path: &Path, device: &SnapshotReport, out: &mut Out) -> Resu
         out.labelled("unmatched", &unmatched(&unknown))?;
     }
     remarks(&[], &device.notes, out)
+}
+
+/// Lists the lines that allocated what is live at the end.
+fn lines(all: &[OfLine]) -> String {
+    let shown = all.iter().take(MAX_LISTED).map(|l| {
+        let allocations = plural(l.allocations, "allocation");
+        format!("{} {} ({allocations})", l.line, Bytes(l.bytes))
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 /// Describes how well the model of the allocator reproduces the recorded run.
