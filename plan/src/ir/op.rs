@@ -854,7 +854,7 @@ ops! {
     BatchNorm;
     /// `d_y, x, w, bias, stats -> d_x, d_w, d_bias` of [`BatchNorm`].
     BatchNormGrad;
-    /// `x, mask -> y`: `x` with zeros in the rows whose element of `mask`, `[rows, 1]`, is not zero.
+    /// `x, mask -> y`: `x` with zeros in the rows whose element of `mask`, `[rows, 1]`, is not 0.
     /// It works in place.
     MaskRows;
 }

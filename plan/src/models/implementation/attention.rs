@@ -304,8 +304,8 @@ pub(in crate::models) fn with_sinks(
     let column = b.g.reshape(sinks, &[1, heads, 1, 1]);
     let column = b.g.expand(column, &[batch, heads, seq, 1]);
     let all = b.g.cat(&[w, column], 3);
-    // `combined_logits - combined_logits.max(-1)`. Softmax is the same whatever number is subtracted
-    // from a row: here, one that costs as much to compute.
+    // `combined_logits - combined_logits.max(-1)`. Softmax does not depend on what is subtracted
+    // from a row: here, a number that costs as much to compute.
     let rows = b.g.reshape(all, &[batch * heads * seq, keys + 1]);
     let rows = b.g.detach(rows);
     let shape = [batch * heads * seq, 1];
