@@ -48,16 +48,13 @@ fn compiled_parts(draft: &mut Draft) -> Result<(), ConfigError> {
         return Ok(());
     }
     let Some(given) = given else {
-        // Versions before May 2025 did not compile the loss. `batch_size` was renamed then.
-        let mut keys = draft
-            .rows
-            .iter()
-            .filter(|r| r.place.is_some())
-            .map(|r| &r.key);
-        if !keys.any(|key| key == "training.batch_size") {
-            compile_loss(draft, None)?;
-        }
-        return Ok(());
+        // The loss is compiled since April 2025. `batch_size`, which became two keys in June 2025,
+        // stands for the versions before.
+        let is_old = |r: &Row| r.place.is_some() && r.key == "training.batch_size";
+        return match draft.rows.iter().any(is_old) {
+            true => Ok(()),
+            false => compile_loss(draft, None),
+        };
     };
     if given.value & COMPILED_BLOCKS == 0 {
         draft.unset("compile.mode", Lack::Nothing, "no block is compiled");
