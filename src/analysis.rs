@@ -11,6 +11,7 @@ pub mod compile;
 pub mod experts;
 pub mod exposed;
 pub mod float8;
+pub(crate) mod gpu_counts;
 mod misaligned;
 pub(crate) mod options;
 pub mod pareto;

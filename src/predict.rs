@@ -4,7 +4,7 @@ mod basis;
 
 pub use basis::Residual;
 
-use shardlab_plan::ir::Role;
+use shardlab_plan::ir::{Buffer, Pool, Role};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario::ScenarioError;
@@ -190,6 +190,25 @@ impl Prediction {
     #[must_use]
     pub fn free_bytes(&self) -> Option<i64> {
         self.free_of(self.run.memory.peak_device)
+    }
+
+    /// Returns the host memory of a rank that holds offloaded state between its uses
+    /// (`fsdp.offload`): parameters, gradients and moments. Zero if none is offloaded.
+    #[must_use]
+    pub fn host_state(&self) -> Bytes {
+        let is_state = |b: &&Buffer| {
+            let state = [Role::OptimizerState, Role::MainWeight, Role::MainGrad];
+            b.pool == Pool::Host && state.contains(&b.role)
+        };
+        let all = self.program.buffers.iter().filter(is_state);
+        all.map(|b| b.bytes).sum()
+    }
+
+    /// Returns the number of ranks of a node, at most.
+    #[must_use]
+    pub fn ranks_per_node(&self) -> u64 {
+        let mesh = &self.scenario.mesh;
+        u64::from(mesh.gpus_per_node.min(mesh.world()))
     }
 
     /// Returns the device memory that is left if the run takes `device` at its peak.

@@ -28,7 +28,7 @@ mod tests;
 
 pub use answer::{Answer, Proposal};
 pub use evaluate::Watch;
-pub(crate) use inverse::fewest_gpus;
+pub(crate) use inverse::{Fewest, MORE_RANKS, fewest_gpus};
 pub use inverse::{Largest, Size, largest};
 pub(crate) use keep::all_but;
 pub use keep::{Kept, freed, kept};

@@ -26,7 +26,7 @@ const DEPTHS: &[&str] = &["implicit", "0", "1", "2", "4"];
 const OPTIONS: [(&str, Values); 38] = [
     ("fsdp.policy", All),
     ("fsdp.strategy", All),
-    ("fsdp.units", These(&["block", "block_and_ends"])),
+    ("fsdp.units", These(&["block", "block_and_ends", "root"])),
     (
         "fsdp.reshard_after_forward",
         These(&["true", "false", "auto"]),

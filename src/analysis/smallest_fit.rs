@@ -1,6 +1,7 @@
 //! Finds the smallest change that makes a job fit: one option, or else two, or else three.
 
 use super::attention::{self, ATTENTION};
+use super::gpu_counts;
 use super::options::{self, OFFLOAD};
 use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
@@ -16,8 +17,8 @@ const COMBINED: usize = 10;
 /// Number of combinations per level that get one more option. The combinations that save the most
 /// are used.
 const EXTENDED: usize = 8;
-/// Multiples of the sharding mesh to try if no change of options fits.
-const MORE_GPUS: [u32; 6] = [2, 4, 8, 16, 32, 64];
+/// Largest multiple of the sharding mesh to try if no change of options fits.
+const MORE_GPUS: u64 = 64;
 /// Relative saving of device memory above which a change is worth combining.
 const WORTH_COMBINING: f64 = 0.002;
 
@@ -132,9 +133,8 @@ fn more_gpus(
     profiles: &Profiles,
     load: Load<'_>,
 ) -> Option<Solution> {
-    let on = |times: u32, with: Option<&Change>| -> Option<Solution> {
-        let ranks = base.scenario.mesh.dp_shard.checked_mul(times)?;
-        let mut overrides = vec![format!("mesh.dp_shard={ranks}")];
+    let on = |shards: u64, with: Option<&Change>| -> Option<Solution> {
+        let mut overrides = vec![format!("mesh.dp_shard={shards}")];
         overrides.extend(with.iter().flat_map(|c| c.overrides.clone()));
         let change = Change {
             label: overrides.join(" "),
@@ -148,9 +148,18 @@ fn more_gpus(
             effect,
         })
     };
-    MORE_GPUS
-        .into_iter()
-        .find_map(|times| on(times, None).or_else(|| on(times, Some(leanest.as_ref()?))))
+    let mesh = &base.scenario.mesh;
+    let now = u64::from(mesh.dp_shard);
+    let counts = gpu_counts::shards(
+        u64::from(mesh.world()) / now,
+        u64::from(mesh.gpus_per_node),
+        now,
+        now * MORE_GPUS,
+        |n| load(&[format!("mesh.dp_shard={n}")]).is_ok(),
+    );
+    gpu_counts::smallest(&counts, |n| {
+        on(n, None).or_else(|| on(n, Some(leanest.as_ref()?)))
+    })
 }
 
 /// Collects the combinations of `options` options that fit.

@@ -41,7 +41,7 @@ impl Verdict {
         let basis = p.run.basis.as_ref();
         let room = Room::of(p);
         let headline = match &p.fit {
-            Fit::Fits if room.is_some_and(|r| r.is_little()) => NARROWLY,
+            Fit::Fits if is_narrow(p) => NARROWLY,
             Fit::Fits => "fits",
             Fit::Tight { .. } => "tight",
             Fit::Exceeds { .. } => "does not fit",
@@ -88,6 +88,11 @@ impl Verdict {
             "free_bytes": self.free_bytes,
         })
     }
+}
+
+/// Returns whether a prediction leaves less memory free than it should, or than it may be off by.
+pub(crate) fn is_narrow(p: &Prediction) -> bool {
+    Room::of(p).is_some_and(Room::is_little)
 }
 
 fn parts(p: &Prediction, basis: Option<&Basis>, room: Option<Room>) -> Vec<String> {
@@ -245,7 +250,7 @@ mod tests {
         p.run.memory.peak_device = Bytes(126 << 30);
         basis.band.as_mut().unwrap().reserved_percent = Some(15.0);
         assert!(line(&mut p, &basis).starts_with("fits narrowly"));
-        assert!(Verdict::of(&p).is_narrow());
+        assert!(Verdict::of(&p).is_narrow() && is_narrow(&p));
         p.fit = Fit::Tight {
             retries: 13,
             needs: p.needs(),

@@ -1,5 +1,6 @@
 //! What fits on some GPUs: models of several sizes, trained in full or with LoRA.
 
+use super::gpu_counts;
 use super::verdict::HEADROOM;
 use super::whatif::Effect;
 use crate::predict::{PredictError, Prediction, Profiles, predict_light};
@@ -59,7 +60,8 @@ pub enum Answer {
     No {
         /// Memory that each GPU needs with the most economical settings.
         needed: Bytes,
-        /// Number of GPUs on which it fits, if up to 64 times as many are enough.
+        /// Smallest number of GPUs on which it fits, a part of a node or whole nodes, if up to 64
+        /// times as many are enough.
         gpus: Option<u64>,
     },
 }
@@ -87,16 +89,15 @@ fn training(
     mesh: &[String],
     profiles: &Profiles,
 ) -> Result<Training, PredictError> {
-    let predict = |rung: &[&str], more: &[String]| {
+    let scenario = |rung: &[&str], more: &[String]| {
         let rung = rung.iter().map(|s| (*s).to_owned());
         let set: Vec<String> = mesh.iter().chain(more).cloned().chain(rung).collect();
-        let scenario = scenario::parse(model, &text(model, lora), &set)?;
-        predict_light(&scenario, profiles)
+        scenario::parse(model, &text(model, lora), &set)
     };
     let is_enough = |p: &Prediction| p.leaves(HEADROOM);
     let mut last = None;
     for (with, rung) in LADDER {
-        let p = predict(rung, &[])?;
+        let p = predict_light(&scenario(rung, &[])?, profiles)?;
         if is_enough(&p) {
             return Ok(Training {
                 model,
@@ -113,11 +114,12 @@ fn training(
         last = Some((p, rung));
     }
     let (p, rung) = last.expect("the ladder has rungs");
-    let counts = std::iter::successors(Some(gpus * 2), |n| Some(n * 2));
-    let mut counts = counts.take_while(|n| *n <= gpus * MORE);
-    let fits = |n: &u64| {
-        let more = [format!("mesh.dp_shard={n}")];
-        predict(rung, &more).is_ok_and(|p| is_enough(&p))
+    let load = |n: u64| scenario(rung, &[format!("mesh.dp_shard={n}")]);
+    let node = u64::from(p.scenario.mesh.gpus_per_node);
+    let counts = gpu_counts::shards(1, node, gpus, gpus * MORE, |n| load(n).is_ok());
+    let fits = |n: u64| {
+        let p = predict_light(&load(n).ok()?, profiles).ok()?;
+        is_enough(&p).then_some(n)
     };
     Ok(Training {
         model,
@@ -125,7 +127,7 @@ fn training(
         lora,
         answer: Answer::No {
             needed: p.needs().device,
-            gpus: counts.find(fits),
+            gpus: gpu_counts::smallest(&counts, fits),
         },
     })
 }
@@ -182,6 +184,21 @@ mod tests {
         assert!(gpus.is_some_and(|n| n >= 4), "{gpus:?}");
         // 16-bit weights alone take 131 of the 140 GiB of one GPU.
         assert!(matches!(of(&large, "llama3-70b", false), Answer::No { .. }));
+    }
+
+    /// 70B needs neither a doubled number of GPUs nor more than on a part of a node.
+    #[test]
+    fn the_smallest_number_of_gpus_does_not_depend_on_the_given_one() {
+        let of_70b = |gpus: u64| match of(&ask(gpus, "h100-80"), "llama3-70b", false) {
+            Answer::No { gpus, .. } => *gpus,
+            Answer::Fits { .. } => panic!("16 bytes per parameter are more than {gpus} GPUs have"),
+        };
+        let fewest = of_70b(8).unwrap();
+        assert!(
+            fewest.is_multiple_of(8) && !fewest.is_power_of_two(),
+            "{fewest}"
+        );
+        assert_eq!((of_70b(1), of_70b(3)), (Some(fewest), Some(fewest)));
     }
 
     #[test]

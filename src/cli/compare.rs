@@ -125,6 +125,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     // The folders of the revisions are removed at the end of the comparison.
     let _revisions = revisions(args, &mut plans)?;
     let made = input::make(args, &plans)?;
+    let separate = input::separate_calls(&made);
     if let [a, b] = made.as_slice() {
         let options = stats::Options {
             threshold: args.threshold,
@@ -134,7 +135,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             }),
             ..stats::Options::default()
         };
-        let pair = shardlab_reports::compare::pair(a.side("A"), b.side("B"), &options);
+        let mut pair = shardlab_reports::compare::pair(a.side("A"), b.side("B"), &options);
+        pair.warnings
+            .extend(separate.filter(|_| pair.comparable.times()));
         if args.json {
             out.json(&pair)?;
         } else {
@@ -153,6 +156,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         out.json(&matrix)?;
     } else {
         matrix::print(&matrix, &made, out)?;
+        if let Some(warning) = separate {
+            out.blank()?;
+            out.paragraph(0, &format!("Warning: {warning}"))?;
+        }
     }
     Ok(Status::Done)
 }

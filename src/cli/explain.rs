@@ -218,7 +218,7 @@ fn critical_path(path: &CriticalPath, listed: usize, out: &mut Out) -> Result<()
         out.paragraph(
             2,
             &format!(
-                "Before it, the step waits {} for the host, which launches kernels later than the device could start them.",
+                "Before it, the path runs through the host for {}: the device has nothing to do until the host launches the first kernel of the path.",
                 path.host_first
             ),
         )?;

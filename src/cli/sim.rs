@@ -269,6 +269,23 @@ fn comparison(lines: &[Line]) -> Table {
     table
 }
 
+/// Host memory of offloaded state, bytes.
+#[derive(Serialize)]
+struct HostMemory {
+    bytes_per_rank: u64,
+    bytes_per_node: u64,
+}
+
+impl HostMemory {
+    fn of(p: &Prediction) -> Option<Self> {
+        let bytes = p.host_state().0;
+        (bytes > 0).then(|| Self {
+            bytes_per_rank: bytes,
+            bytes_per_node: bytes * p.ranks_per_node(),
+        })
+    }
+}
+
 /// The run's summary, plus fields that the summary does not contain.
 #[derive(Serialize)]
 struct Object {
@@ -280,6 +297,9 @@ struct Object {
     communicators: Vec<Communicator>,
     /// `yes`, `tight`, `no` or `?`.
     fits: &'static str,
+    /// Host memory of offloaded state, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_memory: Option<HostMemory>,
     /// Bytes by unit at the peak.
     memory_by_unit: BTreeMap<String, u64>,
     /// Time in milliseconds of kernels and collectives whose costs are modelled rather than
@@ -309,6 +329,7 @@ impl Object {
             parameters: p.program.meta.parameters,
             communicators: communicators::of(&p.program),
             fits: p.fit.word(),
+            host_memory: HostMemory::of(p),
             memory_by_unit: p
                 .run
                 .memory

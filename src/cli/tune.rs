@@ -14,8 +14,8 @@ use super::subject::{JobArgs, Subject};
 use crate::analysis::verdict::Verdict;
 use crate::predict::{Prediction, Profiles, predict};
 use crate::tune::{
-    Answer, Goal, Kept, Limits, Request, Score, Size, Watch, all_but, fewest_gpus, freed, kept,
-    largest, tune,
+    Answer, Fewest, Goal, Kept, Limits, MORE_RANKS, Request, Score, Size, Watch, all_but,
+    fewest_gpus, freed, kept, largest, tune,
 };
 use shardlab_plan::scenario::ScenarioError;
 use shardlab_plan::units::Bytes;
@@ -133,8 +133,8 @@ struct Job {
     subject: Subject,
     kept: Kept,
     free: Vec<(String, Vec<String>)>,
-    /// Overrides that `--fewest-gpus` applies to the mesh.
-    mesh: Vec<String>,
+    /// The smallest number of GPUs, if `--fewest-gpus` asks for it.
+    fewest: Option<Fewest>,
 }
 
 impl Job {
@@ -161,7 +161,7 @@ impl Job {
             subject,
             kept,
             free,
-            mesh: Vec::new(),
+            fewest: None,
         };
         job.load(&[]).map_err(Failure::bad_input)?;
         Ok(job)
@@ -169,19 +169,40 @@ impl Job {
 
     /// Returns the scenario with further overrides.
     fn load(&self, more: &[String]) -> Result<Scenario, ScenarioError> {
-        self.subject
-            .load(&[&self.kept.overrides[..], &self.mesh, more].concat())
+        self.subject.load(&self.overrides(more))
     }
 
-    /// Returns the overrides of a proposal relative to the given job.
+    /// Returns the overrides of the mesh and the batch for the smallest number of GPUs.
+    fn mesh(&self) -> &[String] {
+        self.fewest.as_ref().map_or(&[], |fewest| &fewest.set)
+    }
+
+    /// Returns the settings that the user or the number of GPUs fixes. The search may have changed
+    /// the batch of a GPU.
+    fn fixed(&self, answer: &Answer) -> Vec<&String> {
+        let best = &answer.best.set;
+        let is_changed = |set: &&String| best.iter().any(|other| key(other) == key(set));
+        let mesh = self.mesh().iter().filter(|set| !is_changed(set));
+        self.kept.overrides.iter().chain(mesh).collect()
+    }
+
+    /// Returns the overrides of a proposal relative to the given job, each key once.
     fn overrides(&self, set: &[String]) -> Vec<String> {
-        [&self.kept.overrides[..], &self.mesh, set].concat()
+        let all = [&self.kept.overrides[..], self.mesh(), set].concat();
+        let is_last = |i: usize| !all[i + 1..].iter().any(|later| key(later) == key(&all[i]));
+        let kept = (0..all.len()).filter(|i| is_last(*i));
+        kept.map(|i| all[i].clone()).collect()
     }
 
     fn predict(&self, set: &[String], profiles: &Profiles) -> Result<Prediction, Failure> {
         let scenario = self.load(set).map_err(Failure::bad_input)?;
         Ok(predict(&scenario, profiles, &Options::default())?)
     }
+}
+
+/// Returns the key of an override.
+fn key(set: &str) -> &str {
+    set.split_once('=').map_or(set, |(key, _)| key)
 }
 
 /// Converts a value of `--free` to an item of a TOML list. Numbers, booleans, lists and tables stay
@@ -220,16 +241,25 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.fewest_gpus {
         let fewest = ask(args, &job, &profiles, |r| fewest_gpus(r, &follow))?;
         match fewest {
-            Some(fewest) => job.mesh = fewest.set,
+            Some(fewest) => job.fewest = Some(fewest),
             None => {
                 drop(follow);
-                say("no number of GPUs fits, with any settings");
+                let most = MORE_RANKS;
+                say(format_args!(
+                    "no settings fit, even on {most} times as many GPUs"
+                ));
                 return Ok(Status::CheckFailed);
             }
         }
     }
-    let answer = ask(args, &job, &profiles, |r| tune(r, &follow))?;
+    let mut answer = ask(args, &job, &profiles, |r| tune(r, &follow))?;
     drop(follow);
+    if let Some(fewest) = &job.fewest {
+        // The search starts from the smallest number of GPUs, which is not today's job.
+        answer.today.score = fewest.today.clone();
+        answer.today.set.clear();
+        since_today(&mut answer, &job.subject.scenario()?);
+    }
     let best = job.predict(&answer.best.set, &profiles)?;
     let verdict = Verdict::of(&best);
     let next = next(&job, &answer);
@@ -276,6 +306,20 @@ fn ask<T>(
         seed: args.seed,
     };
     Ok(question(&request)?)
+}
+
+/// Replaces the batches that changes start from by those of the job.
+fn since_today(answer: &mut Answer, job: &Scenario) {
+    for reason in &mut answer.reasons {
+        for changed in &mut reason.changed {
+            match changed.key.as_str() {
+                "train.micro_batch" => changed.from = job.train.micro_batch.to_string(),
+                "train.grad_accum" => changed.from = job.train.grad_accum.to_string(),
+                _ => {}
+            }
+        }
+        reason.changed.retain(|changed| changed.from != changed.to);
+    }
 }
 
 /// Returns what to do next.

@@ -6,6 +6,7 @@ use super::evaluate::{Evaluator, Scored, Watch, predicted};
 use super::score::{Order, Score};
 use super::space::Space;
 use super::{Goal, Request};
+use crate::analysis::gpu_counts;
 use crate::predict::{PredictError, predict_light};
 use shardlab_plan::Scenario;
 
@@ -14,7 +15,7 @@ const TOKENS: u64 = 128;
 /// Largest multiple of the current size that is tried for sequences and micro-batches.
 const LARGER: u64 = 1024;
 /// Largest multiple of the current ranks that is tried for meshes.
-const MORE_RANKS: u64 = 64;
+pub(crate) const MORE_RANKS: u64 = 64;
 
 /// A size of the job to maximize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +63,18 @@ pub struct Largest {
     pub lean: Option<(u64, Vec<String>, Score)>,
 }
 
-/// The smallest number of ranks that fits.
+/// The smallest number of GPUs that fits.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fewest {
-    /// Data-parallel ranks.
-    pub ranks: u64,
-    /// Overrides for this number of ranks, with the current samples per step.
+    /// Overrides for this number of GPUs.
     pub set: Vec<String>,
+    /// Number of GPUs of the job and the smallest one.
+    pub gpus: [u64; 2],
+    /// Samples per step of the job and on this number of GPUs. They differ if the GPUs cannot share
+    /// the samples of the job evenly.
+    pub samples: [u64; 2],
+    /// Score of the job as it is.
+    pub today: Score,
 }
 
 /// Finds the longest sequence or the largest micro-batch that fits, with the current settings and
@@ -100,9 +106,10 @@ pub fn largest(
     })
 }
 
-/// Finds the smallest number of data-parallel ranks on which some settings fit. The samples per
-/// step stay the same, so with fewer ranks, each rank has more micro-batches. `None` if no number
-/// of ranks fits.
+/// Finds the smallest number of GPUs on which some settings fit: a part of a node, or whole nodes.
+/// The samples per step stay the same if the GPUs can share them evenly, so with fewer GPUs, each
+/// has more micro-batches. Otherwise a step has a few samples more. `None` if up to 64 times the
+/// GPUs of the job are not enough.
 ///
 /// # Errors
 /// Fails if the job cannot be predicted.
@@ -110,44 +117,77 @@ pub(crate) fn fewest_gpus(
     request: &Request<'_>,
     watch: &dyn Watch,
 ) -> Result<Option<Fewest>, PredictError> {
-    let base = (request.load)(&[])?;
-    let train = &base.train;
-    let ranks = u64::from(base.mesh.data_ranks());
+    let today = predict_light(&(request.load)(&[])?, request.profiles)?;
+    let (train, mesh) = (&today.scenario.train, &today.scenario.mesh);
+    let ranks = u64::from(mesh.data_ranks());
+    let each = u64::from(mesh.world()) / ranks;
     let samples = train.micro_batch * u64::from(train.grad_accum) * ranks;
-    let lean = leanest(request, watch)?;
-    let set = |n: u64| {
-        let each = samples / n;
-        let micro = greatest_divisor(each, train.micro_batch);
-        vec![
-            format!("mesh.dp_shard={n}"),
-            "mesh.dp_replicate=1".to_owned(),
-            format!("train.micro_batch={micro}"),
-            format!("train.grad_accum={}", each / micro),
-        ]
-    };
-    // Fewer samples than ranks would change the batch.
-    let counts: Vec<u64> = (1..=samples.min(ranks * MORE_RANKS))
-        .filter(|n| samples.is_multiple_of(*n))
-        .collect();
-    let fits = |at: u64| {
-        let size = set(counts[at as usize]);
-        let lean: Vec<String> = lean.iter().filter(|s| !is_size(s)).cloned().collect();
-        [vec![], lean].into_iter().any(|more| {
-            let mut all = size.clone();
-            all.extend(more);
+    let is_kept = request.kept.iter().any(|key| key == "train.micro_batch");
+    let most = ranks * MORE_RANKS;
+    let batch = |n: u64, micro: u64| Batch::of(samples, n, micro, is_kept);
+    let counts = gpu_counts::shards(each, u64::from(mesh.gpus_per_node), 0, most, |n| {
+        (request.load)(&batch(n, train.micro_batch).set(n)).is_ok()
+    });
+    let mut lean = leanest(request, watch)?;
+    lean.retain(|set| !is_size(set));
+    let fits = |n: u64, batch: Batch| {
+        let size = batch.set(n);
+        [&[][..], &lean[..]].into_iter().any(|more| {
+            let all = [&size[..], more].concat();
             score(request, &all).is_some_and(|s| s.fits())
         })
     };
-    let count = counts.len() as u64;
-    // The counts are in descending order, so the last one that fits is the smallest.
-    let found = last(0, count - 1, &|i| fits(count - 1 - i));
-    Ok(found.map(|i| {
-        let ranks = counts[(count - 1 - i) as usize];
-        Fewest {
-            ranks,
-            set: set(ranks),
-        }
+    let answer = |n: u64| {
+        let usual = batch(n, train.micro_batch);
+        // One sample at a time needs the least memory. The search then finds the best size.
+        let batches = [usual, batch(n, 1)].into_iter();
+        let mut batches = batches.take(if is_kept { 1 } else { 2 });
+        batches.any(|b| fits(n, b)).then_some((n, usual))
+    };
+    let found = gpu_counts::smallest(&counts, answer);
+    Ok(found.map(|(n, batch)| Fewest {
+        set: batch.set(n),
+        gpus: [ranks * each, n * each],
+        samples: [samples, batch.samples(n)],
+        today: Score::of(&today, request.limits),
     }))
+}
+
+/// The samples of a rank per step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Batch {
+    micro: u64,
+    accum: u64,
+}
+
+impl Batch {
+    /// Divides samples among `n` ranks, in micro-batches of at most `micro` samples, or of exactly
+    /// as many if `is_kept`. Ranks get a whole number of micro-batches, at least one.
+    fn of(samples: u64, n: u64, micro: u64, is_kept: bool) -> Self {
+        let each = samples.div_ceil(n);
+        let micro = match samples.is_multiple_of(n) {
+            _ if is_kept => micro,
+            true => greatest_divisor(each, micro),
+            false => micro.min(each),
+        };
+        let accum = each.div_ceil(micro);
+        Self { micro, accum }
+    }
+
+    /// Returns the samples of `n` ranks per step.
+    const fn samples(self, n: u64) -> u64 {
+        self.micro * self.accum * n
+    }
+
+    /// Returns the overrides for this batch on `n` ranks.
+    fn set(self, n: u64) -> Vec<String> {
+        vec![
+            format!("mesh.dp_shard={n}"),
+            "mesh.dp_replicate=1".to_owned(),
+            format!("train.micro_batch={}", self.micro),
+            format!("train.grad_accum={}", self.accum),
+        ]
+    }
 }
 
 /// Returns whether an override sets a size of the mesh or the batch.
@@ -236,6 +276,21 @@ mod tests {
         assert_eq!(last(5, 64, &|_| true), Some(64));
         assert_eq!(last(0, 8, &|n| n <= 3), Some(3));
         assert_eq!(last(0, 8, &|n| n == 0), Some(0));
+    }
+
+    #[test]
+    fn batches_stay_the_same_if_ranks_can_share_them() {
+        for n in 1..=48 {
+            for micro in 1..=4 {
+                let batch = Batch::of(24, n, micro, false);
+                let all = batch.samples(n);
+                assert_eq!(all == 24, 24 % n == 0, "{n} {micro} {batch:?}");
+                assert!(batch.micro <= micro && all >= 24, "{n} {micro} {batch:?}");
+                assert_eq!(Batch::of(24, n, micro, true).micro, micro);
+            }
+        }
+        // With more ranks than samples, each has one.
+        assert_eq!(Batch::of(8, 24, 1, false).samples(24), 24);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The score of a point: its effect, and whether it is within the limits.
 
-use crate::analysis::verdict::HEADROOM;
+use crate::analysis::verdict::{HEADROOM, is_narrow};
 use crate::analysis::whatif::Effect;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::record::Basis;
@@ -33,6 +33,8 @@ pub struct Score {
     pub exposed_ms: f64,
     /// Memory left within the limits, bytes; negative if the point does not fit.
     pub slack: i64,
+    /// Whether less memory stays free than should, or than the prediction may be off by.
+    pub is_narrow: bool,
     /// The basis of the prediction.
     pub basis: Option<Basis>,
     /// Number of instructions of the plan. The time of a prediction grows with it.
@@ -46,6 +48,7 @@ impl Score {
             slack: slack(&effect, p.run.memory.capacity, limits),
             effect,
             exposed_ms: p.run.exposed_total().ms(),
+            is_narrow: is_narrow(p),
             basis: p.run.basis.clone(),
             instrs: p.program.instrs.len(),
         }

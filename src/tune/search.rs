@@ -157,12 +157,14 @@ fn kicked(eval: &Evaluator<'_>, point: &Point, random: &mut ChaCha8Rng) -> Point
 }
 
 /// Returns the point with the fewest changes among those that are as good as the best one, then the
-/// one with the least memory. Changes that do not matter are taken back first.
+/// one with the least memory. Changes that do not matter are taken back first. Points that fit
+/// narrowly come last: a change that leaves enough memory free does matter.
 fn fewest_changes(eval: &Evaluator<'_>, order: &Order, best: Scored) -> Scored {
     let changes = |point: &Point| point.changed().count();
     let preferred = |a: &Scored, b: &Scored| {
         let ([_, _, a_other], [_, _, b_other]) = (order.of(&a.1), order.of(&b.1));
-        let fewer = changes(&a.0).cmp(&changes(&b.0));
+        let safer = a.1.is_narrow.cmp(&b.1.is_narrow);
+        let fewer = safer.then_with(|| changes(&a.0).cmp(&changes(&b.0)));
         let leaner = fewer.then(a_other.total_cmp(&b_other));
         leaner
             .then_with(|| order.compare(&a.1, &b.1))

@@ -7,7 +7,9 @@
 use super::Request;
 use crate::analysis::attention::{self, ATTENTION};
 use crate::analysis::options::{self, GATHERS_OF_CODES, MODULES, OFFLOAD, SAVED_CODES};
-use crate::analysis::whatif::{expert_parallel, is_settable, mesh, recomputed_modules};
+use crate::analysis::whatif::{
+    expert_parallel, is_settable, joined_blocks, mesh, recomputed_modules,
+};
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{Float8Saved, RecomputeLayers, Units};
@@ -394,19 +396,10 @@ fn units(today: &Prediction) -> Vec<Choice> {
     if today.scenario.fsdp.units != Units::Block {
         return vec![vec!["fsdp.units=block".to_owned()]];
     }
-    let units = today.program.units.iter().filter(|u| !u.is_root);
-    let names: Vec<&str> = units.map(|u| u.name.as_str()).collect();
-    let joined = |n: usize| {
-        let units = names
-            .chunks(n)
-            .map(|blocks| format!("{:?}", blocks.join("+")));
-        let units: Vec<String> = units.collect();
-        vec![format!("fsdp.units=[{}]", units.join(", "))]
-    };
-    let sizes = [2, 4].into_iter().filter(|n| names.len() > *n);
+    let joined = joined_blocks(today).into_iter().map(|c| c.overrides);
     let ends = (!today.scenario.model.tie_embeddings)
         .then(|| vec!["fsdp.units=block_and_ends".to_owned()]);
-    sizes.map(joined).chain(ends).collect()
+    joined.chain(ends).collect()
 }
 
 /// Returns the other ways to gather and to save the codes of 8-bit matmuls, which do not change

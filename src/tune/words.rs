@@ -70,7 +70,7 @@ pub fn changed(answer: &Answer) -> Vec<[String; 5]> {
     for reason in &answer.reasons {
         for (i, changed) in reason.changed.iter().enumerate() {
             let share = reason.share.filter(|_| i == 0);
-            let share = share.map_or_else(String::new, |s| format!("{:.0} %", 100.0 * s));
+            let share = share.map_or_else(String::new, percent);
             let why = if i == 0 {
                 reason.why.clone()
             } else {
@@ -86,6 +86,15 @@ pub fn changed(answer: &Answer) -> Vec<[String; 5]> {
         }
     }
     rows
+}
+
+/// Formats a share (0 to 1) of the gain. A change that saves no time has none.
+fn percent(share: f64) -> String {
+    match 100.0 * share {
+        s if s <= 0.0 => String::new(),
+        s if s < 0.5 => "<1 %".to_owned(),
+        s => format!("{s:.0} %"),
+    }
 }
 
 /// Returns the settings of a proposal on one line.
@@ -174,5 +183,16 @@ fn count(points: u64) -> String {
         points.to_string()
     } else {
         format!("{:.0e}", points as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent;
+
+    #[test]
+    fn a_small_share_is_not_zero() {
+        let all = [0.0, 0.004, 0.1, 1.0].map(percent);
+        assert_eq!(all, ["", "<1 %", "10 %", "100 %"]);
     }
 }

@@ -693,3 +693,21 @@ fn eight_bit_matmuls_of_a_host_bound_step_do_not_pay() {
     assert!(text.contains("8-bit matmuls: a step of"), "{text}");
     assert_narrow(&text);
 }
+
+/// Fewer and larger collectives: `explain` tries units of several blocks, and one for the model.
+#[test]
+fn larger_units_are_tried() {
+    let e = explain(&["llama3-8b-4xh200", "--set", "fsdp.policy=fsdp2"]);
+    let what_ifs = e["what_if"].as_array().unwrap();
+    let units = |w: &Value| {
+        w["set"][0]
+            .as_str()?
+            .strip_prefix("fsdp.units=")
+            .map(str::to_owned)
+    };
+    let all: Vec<String> = what_ifs.iter().filter_map(units).collect();
+    assert!(all.contains(&"root".to_owned()), "{all:?}");
+    // 32 blocks in groups of two and of four.
+    let groups = |n: usize| all.iter().any(|v| v.matches(", ").count() + 1 == n);
+    assert!(groups(16) && groups(8), "{all:?}");
+}

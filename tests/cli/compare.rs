@@ -471,3 +471,50 @@ fn another_binary_gets_the_device() {
     let said = std::fs::read_to_string(said).unwrap();
     assert!(said.contains("--threads 2 --delays 5 --steps 3"), "{said}");
 }
+
+/// The tables describe the round with the median step time, which the statistics are about.
+#[test]
+fn tables_show_the_median_round() {
+    let args = ["compare", "llama-tiny", "--exec", "--steps", "4"];
+    let rounds = ["--rounds", "3", "--set-b", "fsdp.prefetch_forward=0"];
+    let pair = &json(&[&args[..], &rounds, &["--json"]].concat())[0];
+    let of_tables = metric(pair, "step_ms");
+    let of_tests = [0, 1].map(|i| pair["step"]["medians"][i].as_f64().unwrap());
+    for (a, b) in of_tables.into_iter().zip(of_tests) {
+        assert!((a / b - 1.0).abs() < 1e-9, "{of_tables:?} {of_tests:?}");
+    }
+    let text = stdout(&[&args[..], &rounds].concat());
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let origin = "(measured now, the median of 3 rounds: round ";
+    assert_eq!(words.join(" ").matches(origin).count(), 2, "{text}");
+}
+
+/// Between two calls, the state of a machine changes.
+#[test]
+fn runs_of_separate_calls_are_marked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    for name in ["r1", "r2", "r3"] {
+        let args = ["exec", "llama-tiny", "--steps", "3", "--name", name];
+        stdout(&[&args[..], &["--store", path]].concat());
+    }
+    let warns = |args: &[&str]| {
+        let text = stdout(&[args, &["--store", path]].concat());
+        let words: Vec<&str> = text.split_whitespace().collect();
+        words.join(" ").contains("measured in separate calls")
+    };
+    assert!(warns(&["compare", "r1", "r2"]));
+    assert!(warns(&["compare", "r1", "r2", "r3"]));
+    assert!(warns(&["compare", "r1", "llama-tiny", "--exec-b"]));
+    // A prediction is not a measurement, and one call measures both sides.
+    assert!(!warns(&["compare", "r1", "llama-tiny"]));
+    assert!(!warns(&[
+        "compare",
+        "llama-tiny",
+        "--exec",
+        "--steps",
+        "3",
+        "--set-b",
+        "fsdp.prefetch_forward=0"
+    ]));
+}

@@ -614,3 +614,24 @@ fn documents_of_a_file_are_described() {
     let measured = "15.1 tokens on average; the average token is in one of 26.2.";
     assert!(why.contains(measured), "{why}");
 }
+
+/// Offloaded state takes host memory: under FSDP2, a float32 weight, gradient and two moments per
+/// parameter (`CPUOffloadPolicy`), divided among the ranks.
+#[test]
+fn offloaded_state_takes_host_memory() {
+    let all = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+    let args = ["sim", "llama3-8b-8xh100", "--set", "fsdp.policy=fsdp2"];
+    let run = &json(&[&args[..], &["--json", "--set", all]].concat())[0];
+    let [rank, node] =
+        ["bytes_per_rank", "bytes_per_node"].map(|k| run["host_memory"][k].as_f64().unwrap());
+    let parameters = run["parameters"]["total"].as_f64().unwrap();
+    assert!(
+        (rank / (parameters * 16.0 / 8.0) - 1.0).abs() < 1e-3,
+        "{rank}"
+    );
+    assert_eq!(node, 8.0 * rank);
+    let text = stdout(&[&args[..], &["--set", all]].concat());
+    assert!(text.contains("host RAM  "), "{text}");
+    // All state stays on the device.
+    assert!(json(&[&args[..], &["--json"]].concat())[0]["host_memory"].is_null());
+}

@@ -234,6 +234,52 @@ fn the_fewest_gpus_keep_the_batch() {
         .collect();
     // A small model fits one GPU.
     assert!(set.contains(&"mesh.dp_shard=1"), "{set:?}");
+    let keys: Vec<&str> = set.iter().map(|s| s.split_once('=').unwrap().0).collect();
+    let once = |key: &&&str| keys.iter().filter(|k| *k == *key).count() == 1;
+    assert!(keys.iter().all(|key| once(&key)), "{set:?}");
+}
+
+/// 70B with 16 bytes of state per parameter needs more than 14 H100. Every command that says how
+/// many are enough says the same: the smallest number of whole nodes.
+#[test]
+fn every_command_names_the_same_number_of_gpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = folder.path().join("job.toml");
+    let text = "[model]\npreset = \"llama3-70b\"\n\
+                [train]\nseq_len = 4096\nrecompute = \"full\"\nloss = \"chunked\"\n\
+                [mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n[fsdp]\npolicy = \"fsdp2\"\n";
+    std::fs::write(&job, text).unwrap();
+    let job = job.to_str().unwrap();
+    let json = |args: &[&str]| -> Value {
+        let output = shardlab(args).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let args = ["tune", job, "--fewest-gpus", "--only", "train.recompute"];
+    let answer = json(&[&args[..], &["--json"]].concat());
+    let fewest = answer["fewest_gpus"]["gpus"].as_u64().unwrap();
+    assert_eq!(fewest % 8, 0, "{answer}");
+    // 8 samples per step are too few for more GPUs.
+    assert_eq!(answer["fewest_gpus"]["samples_per_step"], fewest);
+    assert_eq!(answer["fewest_gpus"]["samples_per_step_today"], 8);
+    assert_eq!(answer["fewest_gpus"]["gpus_today"], 8);
+    // The job of today does not fit, and has its own mesh.
+    assert_eq!(answer["today"]["fits"], false);
+    assert_eq!(answer["today"]["set"].as_array().unwrap().len(), 0);
+    let fits = |gpus: u64| {
+        let set = format!("mesh.dp_shard={gpus}");
+        let sim = json(&["sim", job, "--json", "--set", &set]);
+        let of = ["peak_device_bytes", "capacity_bytes"];
+        let [used, all] = of.map(|k| sim["memory"][k].as_f64().unwrap());
+        used <= 0.95 * all
+    };
+    assert!(fits(fewest) && !fits(fewest - 8));
+    for gpus in ["8xh100", "3xh100"] {
+        let overview = json(&["--gpus", gpus, "--json"]);
+        let trainings = overview["trainings"].as_array().unwrap();
+        let is_it = |t: &&Value| t["model"] == "llama3-70b" && t["training"] == "full";
+        let of = trainings.iter().find(is_it).unwrap();
+        assert_eq!(of["fits_on_gpus"], fewest, "{gpus}");
+    }
 }
 
 #[test]

@@ -12,10 +12,11 @@ use super::{Args, binary};
 use crate::predict::{Profiles, predict};
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
-use shardlab_plan::record::Basis;
+use shardlab_plan::record::{Basis, RunKind};
 use shardlab_plan::scenario::{find_shipped, is_stdin, nearest, shipped};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::Side;
+use shardlab_reports::stats::median;
 use shardlab_reports::store::{Id, Store, StoreError, is_run_dir, open_dir};
 use shardlab_sim::Options;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,10 @@ use std::sync::Arc;
 /// Minimum number of rounds for comparing the medians of rounds instead of the steps of a single
 /// round.
 const MEDIANS_FROM: u32 = 3;
+
+/// Number of rounds that are kept while others are measured. Those closest to the median so far are
+/// kept, because a run with all of its spans is large.
+const CANDIDATES: usize = 8;
 
 /// One of the inputs to compare.
 pub(super) enum Plan {
@@ -44,6 +49,8 @@ pub(super) struct Made {
     pub(super) medians: Vec<f64>,
     /// Origin of the run.
     pub(super) origin: String,
+    /// Whether this call made the run.
+    pub(super) is_new: bool,
 }
 
 impl Made {
@@ -139,8 +146,10 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
     let profiles = profiles();
     let progress = Progress::new("comparing", plans.len() * args.rounds as usize, args.json);
     let mut made: Vec<Option<Made>> = plans.iter().map(|_| None).collect();
+    let mut recorded: Vec<Rounds> = plans.iter().map(|_| Rounds::default()).collect();
     for round in 0..args.rounds {
-        for (plan, made) in plans.iter().zip(&mut made) {
+        for at in turn(round, plans.len()) {
+            let (plan, made) = (&plans[at], &mut made[at]);
             let repeated = matches!(plan, Plan::Scenario(ask) if ask.exec);
             if round > 0 && !repeated || matches!(plan, Plan::Baseline(_)) {
                 continue;
@@ -150,12 +159,15 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             }
             let next = one(args, plan, &profiles)?;
             progress.step();
-            let median = next.view.step_ms();
-            let so_far = made.get_or_insert(next);
-            if repeated && args.rounds >= MEDIANS_FROM && median.is_finite() {
-                so_far.medians.push(median);
+            if repeated && args.rounds > 1 {
+                recorded[at].add(round, next);
+            } else {
+                *made = Some(next);
             }
         }
+    }
+    for (made, rounds) in made.iter_mut().zip(recorded) {
+        *made = rounds.typical(args.rounds).or(made.take());
     }
     // A baseline shows its training run if it is compared with training runs, and its prediction if
     // it is compared with predictions.
@@ -168,11 +180,65 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
                 view,
                 medians: Vec::new(),
                 origin,
+                is_new: false,
             });
         }
     }
     // There is at least one round, and each round makes every run.
     Ok(made.into_iter().flatten().collect())
+}
+
+/// Returns the runs in the order of a round: A B, B A, A B and so on. A slow change of the machine
+/// then affects all runs alike.
+fn turn(round: u32, runs: usize) -> Vec<usize> {
+    match round % 2 {
+        0 => (0..runs).collect(),
+        _ => (0..runs).rev().collect(),
+    }
+}
+
+/// The measured rounds of a run.
+#[derive(Default)]
+struct Rounds {
+    /// Median step time of each round, milliseconds.
+    medians: Vec<f64>,
+    /// Rounds that may be the median one, with their numbers, counted from 1.
+    candidates: Vec<(u32, Made)>,
+}
+
+impl Rounds {
+    /// Adds a round, counted from 0.
+    fn add(&mut self, round: u32, made: Made) {
+        let ms = made.view.step_ms();
+        if ms.is_finite() {
+            self.medians.push(ms);
+        }
+        self.candidates.push((round + 1, made));
+        if self.candidates.len() > CANDIDATES {
+            self.sort();
+            self.candidates.pop();
+        }
+    }
+
+    /// Sorts the candidates: the closest to the median of the rounds first.
+    fn sort(&mut self) {
+        let middle = median(&self.medians);
+        let apart = |made: &Made| (made.view.step_ms() - middle).abs();
+        self.candidates
+            .sort_by(|(_, a), (_, b)| apart(a).total_cmp(&apart(b)));
+    }
+
+    /// Returns the round with the median step time, with the medians of all rounds if there are
+    /// enough to compare.
+    fn typical(mut self, rounds: u32) -> Option<Made> {
+        self.sort();
+        let (round, mut made) = self.candidates.into_iter().next()?;
+        made.origin += &format!(", the median of {rounds} rounds: round {round}");
+        if rounds >= MEDIANS_FROM {
+            made.medians = self.medians;
+        }
+        Some(made)
+    }
 }
 
 fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
@@ -208,6 +274,20 @@ fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
         view,
         medians: Vec::new(),
         origin,
+        is_new: matches!(plan, Plan::Scenario(_)),
+    })
+}
+
+/// Warns if runs were measured in several calls. Imported traces are measurements of other
+/// programs, whose users know how they were made.
+pub(super) fn separate_calls(made: &[Made]) -> Option<String> {
+    let measured = |m: &&Made| m.view.run.kind == RunKind::Exec;
+    let measured: Vec<&Made> = made.iter().filter(measured).collect();
+    (measured.len() > 1 && measured.iter().any(|m| !m.is_new)).then(|| {
+        "the runs were measured in separate calls, between which the state of a machine changes: a difference \
+         of their times may have no other cause. `shardlab compare SCENARIO --exec --rounds 5` measures runs in \
+         turns."
+            .to_owned()
     })
 }
 
@@ -239,4 +319,15 @@ fn measured(args: &Args, ask: &Ask) -> Result<RunView, Failure> {
     }
     let view = view_of_outcome(&ask.scenario, &program, &outcome);
     Ok(with_source(view, &ask.path, &ask.set))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::turn;
+
+    #[test]
+    fn rounds_alternate() {
+        let all: Vec<usize> = (0..3).flat_map(|round| turn(round, 2)).collect();
+        assert_eq!(all, [0, 1, 1, 0, 0, 1]);
+    }
 }

@@ -75,13 +75,15 @@ fn smallest(base: &Effect, search: &Search) -> String {
     text
 }
 
-/// Describes an effect: `8.2 % faster, 25.82 GiB less reserved, 12.00 GiB free`.
+/// Describes an effect: `8.2 % faster, 25.82 GiB less reserved, 12.00 GiB free`. The times
+/// are per token, so that steps with other batches are comparable.
 fn in_words(base: &Effect, effect: &Effect) -> String {
-    let faster = 100.0 * effect.faster_than(base);
-    let speed = if faster >= 0.05 {
-        format!("{faster:.1} % faster")
-    } else if faster <= -0.05 {
-        format!("{:.1} % slower", -faster)
+    // As in `compare` and `sweep`, the share of the time, not of the throughput.
+    let longer = 100.0 * effect.longer_than(base);
+    let speed = if longer <= -0.05 {
+        format!("{:.1} % faster", -longer)
+    } else if longer >= 0.05 {
+        format!("{longer:.1} % slower")
     } else {
         "as fast".to_owned()
     };
@@ -95,7 +97,11 @@ fn in_words(base: &Effect, effect: &Effect) -> String {
         Some(_) => format!(", {}", free(effect)),
         None => String::new(),
     };
-    format!("{speed}, {memory}{room}")
+    let host = match effect.host_state {
+        now if now > base.host_state => format!(", {now} of host memory per GPU"),
+        _ => String::new(),
+    };
+    format!("{speed}, {memory}{room}{host}")
 }
 
 fn free(effect: &Effect) -> String {

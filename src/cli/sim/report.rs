@@ -233,6 +233,14 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
             m.peak_allocated, m.peak_reserved, m.peak_device
         ),
     )?;
+    let host = p.host_state();
+    if host.0 > 0 {
+        let node = Bytes(host.0 * p.ranks_per_node());
+        out.labelled(
+            "host RAM",
+            &format!("{host} per GPU, {node} per node, for the state of fsdp.offload"),
+        )?;
+    }
     let at = &m.at;
     out.labelled(
         "peak",

@@ -15,6 +15,11 @@ pub(super) fn object(
     next: &str,
 ) -> Value {
     let all = |set: &Proposal| proposal(job, set);
+    let mut today = all(&answer.today);
+    if job.fewest.is_some() {
+        // Today's job has its own number of GPUs.
+        today["set"] = json!(job.kept.overrides);
+    }
     let warnings = job.subject.warnings(best, &job.overrides(&answer.best.set));
     json!({
         "format": 1,
@@ -23,7 +28,13 @@ pub(super) fn object(
         "verdict": verdict.json(next),
         "parameters": best.program.meta.parameters,
         "warnings": warnings,
-        "today": all(&answer.today),
+        "fewest_gpus": job.fewest.as_ref().map(|f| json!({
+            "gpus": f.gpus[1],
+            "gpus_today": f.gpus[0],
+            "samples_per_step": f.samples[1],
+            "samples_per_step_today": f.samples[0],
+        })),
+        "today": today,
         "best": all(&answer.best),
         "changes": answer.reasons.iter().map(|r| json!({
             "options": r.changed.iter().map(|c| json!({

@@ -8,7 +8,7 @@ use super::super::verdict;
 use super::{Job, json};
 use crate::analysis::verdict::Verdict;
 use crate::predict::Prediction;
-use crate::tune::{Answer, Largest, Proposal, Size, words};
+use crate::tune::{Answer, Fewest, Largest, Proposal, Size, words};
 use serde_json::json;
 use shardlab_plan::record::basis::number;
 use shardlab_plan::units::count;
@@ -33,8 +33,11 @@ pub(super) fn answer(
     out.heading(predicted_heading(best))?;
     let set = job.overrides(&answer.best.set);
     verdict::print(verdict, next, &job.subject.warnings(best, &set), out)?;
-    for set in job.kept.overrides.iter().chain(&job.mesh) {
+    for set in job.fixed(answer) {
         out.labelled("fixed", &words::setting(set))?;
+    }
+    if let Some(fewest) = &job.fewest {
+        out.labelled("GPUs", &gpus(fewest))?;
     }
     comparison(answer, best, out)?;
     changes(answer, out)?;
@@ -46,6 +49,28 @@ pub(super) fn answer(
         out.paragraph(0, &sentence)?;
     }
     Ok(())
+}
+
+/// Describes the smallest number of GPUs.
+pub(super) fn gpus(fewest: &Fewest) -> String {
+    let [today, least] = fewest.gpus;
+    let [before, after] = fewest.samples;
+    let samples = if before == after {
+        format!("{} samples per step, as today", count(after))
+    } else {
+        format!(
+            "{} samples per step, today {}, because {} GPUs cannot share {} evenly",
+            count(after),
+            count(before),
+            count(least),
+            count(before)
+        )
+    };
+    format!(
+        "{} are the fewest that fit, today {}; {samples}",
+        count(least),
+        count(today)
+    )
 }
 
 /// Prints the current settings next to the best ones.

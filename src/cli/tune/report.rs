@@ -38,11 +38,18 @@ pub(super) fn report(
         sections.push(front(answer, best));
     }
     let about = best.run.basis.as_ref().map(|basis| basis.words());
-    let fixed = job.kept.overrides.iter().chain(&job.mesh);
+    let fixed = job.fixed(answer).into_iter();
     let fixed = fixed.map(|set| format!("Fixed: {set}"));
+    let gpus = job.fewest.iter();
+    let gpus = gpus.map(|fewest| format!("GPUs: {}", print::gpus(fewest)));
     Report {
         title: format!("Best settings of {name}"),
-        about: about.into_iter().chain(fixed).chain([made()]).collect(),
+        about: about
+            .into_iter()
+            .chain(fixed)
+            .chain(gpus)
+            .chain([made()])
+            .collect(),
         sections,
     }
 }
