@@ -16,8 +16,10 @@ pub struct ProgramCheck {
     /// Number of collectives before the matching ones: those of the initialization, or of steps of
     /// another kind.
     pub before: usize,
-    /// Number of consecutive collectives that match.
+    /// Number of matching collectives up to the first one that does not match.
     pub matched: usize,
+    /// Number of collectives between them that no program issues, such as barriers.
+    pub skipped: usize,
     /// The first collective after the matching ones, if the program issues a different one there.
     pub unexpected: Option<Unexpected>,
     /// The collective that the program issues after the last match.
@@ -110,8 +112,15 @@ fn expected(program: &Program) -> Vec<Expected> {
 
 fn one(record: &FlightRecord, step: &[Expected]) -> ProgramCheck {
     let entries: Vec<&Entry> = record.entries.iter().filter(|e| !e.is_p2p).collect();
-    let (from, offset, matched) = longest(&entries, step);
-    let after = entries.get(from + matched);
+    let (from, offset, mut matched) = longest(&entries, step);
+    let mut skipped = 0;
+    while let Some(others) = added(&entries[from + matched + skipped..], step, offset + matched) {
+        skipped += others;
+        let rest = &entries[from + matched + skipped..];
+        let next = matching(rest, step, offset + matched);
+        matched += next;
+    }
+    let after = entries.get(from + matched + skipped);
     let next = match step.len() {
         0 => String::new(),
         n => step[(offset + matched) % n].describe(),
@@ -121,6 +130,7 @@ fn one(record: &FlightRecord, step: &[Expected]) -> ProgramCheck {
         step: step.len(),
         before: from,
         matched,
+        skipped,
         unexpected: after.map(|e| Unexpected {
             group: if e.group.1.is_empty() {
                 e.group.0.clone()
@@ -134,17 +144,35 @@ fn one(record: &FlightRecord, step: &[Expected]) -> ProgramCheck {
     }
 }
 
+/// Returns the number of collectives at the start that match the step from a position.
+fn matching(entries: &[&Entry], step: &[Expected], offset: usize) -> usize {
+    let expected = step.iter().cycle().skip(offset % step.len().max(1));
+    let run = entries.iter().zip(expected);
+    run.take_while(|(e, x)| x.matches(e)).count()
+}
+
+/// Returns the number of collectives at the start that are in addition to those of the program:
+/// barriers, and others that the step has nowhere, such as all-reduces of metrics, if the
+/// program's next collective follows them. If another one follows, the first stands in its place.
+fn added(entries: &[&Entry], step: &[Expected], offset: usize) -> Option<usize> {
+    let next = step.get(offset % step.len().max(1))?;
+    let is_barrier = |e: &&&Entry| e.name.to_ascii_lowercase().contains("barrier");
+    let is_foreign = |e: &&&Entry| is_barrier(e) || !step.iter().any(|x| x.matches(e));
+    let foreign = entries.iter().take_while(is_foreign).count();
+    let count = match entries.get(foreign).is_none_or(|e| next.matches(e)) {
+        true => foreign,
+        false => entries.iter().take_while(is_barrier).count(),
+    };
+    (count > 0).then_some(count)
+}
+
 /// Returns the first run of matching collectives that spans at least one step, or else the
 /// longest run: its start, the position of its first collective in the step, and its length.
 fn longest(entries: &[&Entry], step: &[Expected]) -> (usize, usize, usize) {
     let mut best = (0, 0, 0);
     let mut from = 0;
     while from < entries.len() {
-        let of_offset = |offset: usize| {
-            let expected = step.iter().cycle().skip(offset);
-            let run = entries[from..].iter().zip(expected);
-            run.take_while(|(e, x)| x.matches(e)).count()
-        };
+        let of_offset = |offset: usize| matching(&entries[from..], step, offset);
         let runs = (0..step.len()).map(|offset| (offset, of_offset(offset)));
         let Some((offset, length)) =
             runs.max_by_key(|(offset, n)| (*n, std::cmp::Reverse(*offset)))
@@ -227,8 +255,47 @@ mod tests {
         assert_eq!(found.unexpected, None);
         assert!(found.next.starts_with("reduce_scatter of root"));
         let mut wrong = whole();
-        wrong.push(entry("allreduce", 20));
+        wrong.push(entry(gather, 10));
         let found = checked(wrong).unexpected.unwrap();
-        assert!(found.issued.starts_with("allreduce"), "{found:?}");
+        assert!(found.issued.starts_with(gather), "{found:?}");
+    }
+
+    #[test]
+    fn collectives_outside_of_the_program_are_skipped() {
+        let (gather, scatter) = ("_all_gather_base", "_reduce_scatter_base");
+        let whole = || vec![entry(gather, 10), entry(gather, 20), entry(scatter, 20)];
+        let barrier = || entry("all_reduce_barrier", 4);
+        let metric = || entry("allreduce", 8);
+        let mut all = whole();
+        all.extend([barrier(), metric()]);
+        all.extend(whole());
+        all.push(barrier());
+        let found = checked(all);
+        assert_eq!((found.before, found.matched, found.skipped), (0, 6, 3));
+        assert_eq!(found.unexpected, None);
+        // Two are swapped after a barrier.
+        let mut swapped = whole();
+        swapped.push(barrier());
+        swapped.extend(whole());
+        swapped.swap(4, 5);
+        let found = checked(swapped);
+        assert_eq!((found.matched, found.skipped), (3, 1));
+        assert_eq!(found.unexpected.unwrap().sequence, 20);
+        let mut late = whole();
+        late.push(barrier());
+        late.extend(whole());
+        late.swap(5, 6);
+        let found = checked(late);
+        assert_eq!((found.matched, found.skipped), (4, 1));
+        assert!(found.unexpected.unwrap().issued.starts_with(scatter));
+        // One of another size is in place of the program's, not in addition to it.
+        let mut sized = whole();
+        sized.push(barrier());
+        sized.extend(whole());
+        sized[5].bytes = 24;
+        sized.extend(whole());
+        let found = checked(sized);
+        assert_eq!((found.matched, found.skipped), (4, 1));
+        assert_eq!(found.unexpected.unwrap().sequence, 20);
     }
 }

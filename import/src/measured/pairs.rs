@@ -15,7 +15,7 @@ const COMBINATIONS: usize = 10_000_000;
 /// A collective of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveSpan {
-    /// Device event, an index into [`Trace::device`].
+    /// Device event, an index into [`Trace::device`](crate::kineto::Trace::device).
     pub device: u32,
     /// Step, an index into the rank's steps.
     pub step: u32,

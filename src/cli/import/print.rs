@@ -321,6 +321,10 @@ fn program(check: &ProgramCheck, out: &mut Out) -> Result<(), Failure> {
             check.before
         ),
     )?;
+    if check.skipped > 0 {
+        let skipped = plural(check.skipped, "other collective");
+        out.labelled("", &format!("{skipped} between them, such as barriers"))?;
+    }
     if let Some(found) = &check.unexpected {
         out.labelled(
             "",
