@@ -112,7 +112,7 @@ impl Mode {
             "the kernels bound the step"
         };
         format!(
-            "{} {verdict}: it {saves} ({} launches instead of {}) and {hosts} ({:.2} ms of it guards and graph breaks); \
+            "{} {verdict}: it {saves} ({} launches instead of {}) and {hosts} (guards and graph breaks take {:.2} ms); \
              {bound}.",
             name(self.mode),
             self.kernels,

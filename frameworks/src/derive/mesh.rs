@@ -136,7 +136,7 @@ fn hardware(draft: &mut Draft, options: &Options) -> Result<(), ConfigError> {
     let Some(gpus) = &options.gpus else {
         return Err(ConfigError::Missing(
             "the configuration does not say on which GPUs it runs: add --gpus, such as --gpus 8xh100 \
-             (`shardlab scenarios` lists the profiles)"
+             (`shardlab scenarios --hardware` lists the profiles)"
                 .to_owned(),
         ));
     };
