@@ -99,7 +99,7 @@ pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
     RecomputeModule, SkippedBlocks, Train,
 };
-pub use vision::{ProjectorNorm, Vision};
+pub use vision::{LearnedRows, Projector, ProjectorNorm, TowerInput, Vision};
 pub(crate) use words::Words;
 
 /// A complete, checked scenario.

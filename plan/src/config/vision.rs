@@ -52,29 +52,9 @@ pub struct Vision {
     pub conformer: Option<Conformer>,
     /// Number of rows that attend to each other (Qwen2.5-Omni); `None`: all.
     pub attention_chunk: Option<u64>,
-    /// Mel bins of audio frames, which two convolutions reduce to half as many rows (Whisper); 0:
-    /// image patches.
-    pub mel_bins: u64,
-    /// Convolutions over frames and mel bins in place of these two.
-    pub subsampling: Option<Subsampling>,
-    /// Number of values in a patch.
-    pub patch_dim: u64,
-    /// The projection of patches has a bias.
-    pub patch_bias: bool,
-    /// Patches per sample, or rows that the convolutions output.
-    pub patches: u64,
-    /// Rows of the table of positions; 0: no such table.
-    pub positions: u64,
-    /// The position table is frozen.
-    pub fixed_positions: bool,
-    /// Sines and cosines of the positions are added, which are not parameters.
-    pub sinusoids: bool,
-    /// A class token comes before the patches, or before those of each tile.
-    pub class_token: bool,
-    /// Number of tiles into which the patches of an image are divided (Llama 3.2 Vision).
-    pub tiles: u64,
-    /// Rows of the tile tables, one per arrangement of tiles; 0: no such tables.
-    pub tile_rows: u64,
+    /// Keys for the input of the first block.
+    #[serde(flatten)]
+    pub input: TowerInput,
     /// Number of blocks after the last norm, with learned gates.
     pub gated_layers: u64,
     /// Blocks whose results are concatenated with that of the last one as inputs of the projector.
@@ -98,7 +78,7 @@ pub struct Vision {
     pub projector: Projector,
     /// Keys for learned rows that attend to the rows of the image.
     #[serde(flatten)]
-    pub latents: Latents,
+    pub latents: LearnedRows,
     /// Number of learned rows that follow those that the projector reads (Phi-3-vision).
     pub separators: u64,
     /// A learned row follows the rows of the image (LLaVA-NeXT).
@@ -108,6 +88,36 @@ pub struct Vision {
     /// Blocks whose results have separate projectors, whose outputs are added to the hidden states
     /// of the first layers of the language model (Qwen3-VL).
     pub deepstack: Vec<u64>,
+}
+
+/// Keys of towers for the input of the first block: embedded patches or audio frames, with their
+/// positions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TowerInput {
+    /// Mel bins of audio frames, which two convolutions reduce to half as many rows (Whisper); 0:
+    /// image patches.
+    pub mel_bins: u64,
+    /// Convolutions over frames and mel bins in place of these two.
+    pub subsampling: Option<Subsampling>,
+    /// Number of values in a patch.
+    pub patch_dim: u64,
+    /// The projection of patches has a bias.
+    pub patch_bias: bool,
+    /// Patches per sample, or rows that the convolutions output.
+    pub patches: u64,
+    /// Rows of the table of positions; 0: no such table.
+    pub positions: u64,
+    /// The position table is frozen.
+    pub fixed_positions: bool,
+    /// Sines and cosines of the positions are added, which are not parameters.
+    pub sinusoids: bool,
+    /// A class token comes before the patches, or before those of each tile.
+    pub class_token: bool,
+    /// Number of tiles into which the patches of an image are divided (Llama 3.2 Vision).
+    pub tiles: u64,
+    /// Rows of the tile tables, one per arrangement of tiles; 0: no such tables.
+    pub tile_rows: u64,
 }
 
 /// Keys of towers for the projector, whose rows have the width of the language model.
@@ -153,7 +163,7 @@ pub struct Projector {
 /// resampler or a Q-Former.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Latents {
+pub struct LearnedRows {
     /// Number of learned rows that attend to the rows of the image and replace them in the language
     /// model (Idefics2); 0: none.
     #[serde(rename = "latents")]
@@ -243,6 +253,28 @@ impl Default for Vision {
             rotary: false,
             conformer: None,
             attention_chunk: None,
+            input: TowerInput::default(),
+            gated_layers: 0,
+            picked: Vec::new(),
+            pre_norm: false,
+            vector: false,
+            post_norm: true,
+            pooling_head: false,
+            memory: false,
+            projector: Projector::default(),
+            latents: LearnedRows::default(),
+            separators: 0,
+            newline: false,
+            unused_rows: 0,
+            deepstack: Vec::new(),
+        }
+    }
+}
+
+/// Patches of ViT-B/16 at 224 x 224.
+impl Default for TowerInput {
+    fn default() -> Self {
+        Self {
             mel_bins: 0,
             subsampling: None,
             patch_dim: 768,
@@ -254,19 +286,6 @@ impl Default for Vision {
             class_token: false,
             tiles: 1,
             tile_rows: 0,
-            gated_layers: 0,
-            picked: Vec::new(),
-            pre_norm: false,
-            vector: false,
-            post_norm: true,
-            pooling_head: false,
-            memory: false,
-            projector: Projector::default(),
-            latents: Latents::default(),
-            separators: 0,
-            newline: false,
-            unused_rows: 0,
-            deepstack: Vec::new(),
         }
     }
 }
@@ -291,7 +310,7 @@ impl Default for Projector {
 }
 
 /// No learned rows, and the sizes of Idefics2's.
-impl Default for Latents {
+impl Default for LearnedRows {
     fn default() -> Self {
         Self {
             count: 0,
@@ -312,25 +331,25 @@ impl Vision {
     /// Returns the number of audio frames per sample that the convolutions read.
     #[must_use]
     pub fn frames(&self) -> u64 {
-        match &self.subsampling {
-            Some(of) => of.chunks(self.patches).iter().product(),
-            None => 2 * self.patches,
+        match &self.input.subsampling {
+            Some(of) => of.chunks(self.input.patches).iter().product(),
+            None => 2 * self.input.patches,
         }
     }
 
     /// Returns the number of rows per sample that the tower's blocks process.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        match self.tile_rows {
-            0 => self.patches + u64::from(self.class_token),
-            _ => self.tiles * self.of_tile().next_multiple_of(TILE_ROWS),
+        match self.input.tile_rows {
+            0 => self.input.patches + u64::from(self.input.class_token),
+            _ => self.input.tiles * self.of_tile().next_multiple_of(TILE_ROWS),
         }
     }
 
     /// Returns the number of rows of a tile, without padding.
     #[must_use]
     pub(crate) fn of_tile(&self) -> u64 {
-        self.patches / self.tiles.max(1) + u64::from(self.class_token)
+        self.input.patches / self.input.tiles.max(1) + u64::from(self.input.class_token)
     }
 
     /// Returns the number of rows per sample that the language model reads.
@@ -361,10 +380,10 @@ impl Vision {
     /// Returns the number of rows per sample that the projector outputs.
     #[must_use]
     pub(crate) fn projected(&self) -> u64 {
-        match self.tile_rows {
+        match self.input.tile_rows {
             _ if self.latents.count > 0 => self.latents.count * self.windows(),
-            0 => self.patches / self.projector.merge.max(1) + self.separators,
-            _ => self.tiles * self.of_tile(),
+            0 => self.input.patches / self.projector.merge.max(1) + self.separators,
+            _ => self.input.tiles * self.of_tile(),
         }
     }
 
@@ -448,7 +467,7 @@ impl Vision {
                     ..LayerPattern::default()
                 },
                 image: ImageEncoder {
-                    patch_dim: self.patch_dim,
+                    patch_dim: self.input.patch_dim,
                     ..ImageEncoder::default()
                 },
                 output: OutputHead {

@@ -165,7 +165,7 @@ fn options(d: &Document) -> ModelOptions {
     if let (Some(vision), Some(patches)) =
         (&mut options.context.vision, options.context.vision_patches)
     {
-        vision.patches = patches;
+        vision.input.patches = patches;
     }
     options
 }

@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(&again[key], value, "{key}");
         }
         assert_eq!((tower.layers, tower.projector.layers), (12, vec![5]));
-        assert_eq!((tower.positions, tower.latents.positions), (196, 16));
+        assert_eq!((tower.input.positions, tower.latents.positions), (196, 16));
     }
 
     /// A default in parentheses is derived; any other is a value that the key takes.

@@ -38,7 +38,7 @@ impl Place {
 
     /// Adds the row of each tile to its rows, `[batch * tiles, rows, hidden]`.
     fn add(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId, shapes: ValueId) -> ValueId {
-        let tiles = b.batch() * of.tiles;
+        let tiles = b.batch() * of.input.tiles;
         let row = b.embedding(self.table, shapes);
         let gate = tanh_gate(b, self.gate);
         b.within(self.table.module(), |b| {
@@ -53,7 +53,7 @@ impl Place {
 
 /// Declares a table with `width` numbers for each tile.
 fn table(d: &mut Declare, at: ModuleId, of: &Vision, width: u64) -> Layer {
-    let shape = [of.tile_rows, of.tiles * width];
+    let shape = [of.input.tile_rows, of.input.tiles * width];
     d.table(at, ("table", ""), ModuleKind::Layer, shape)
 }
 
@@ -88,10 +88,10 @@ impl Tiles {
     /// Adds places, a class and positions to patches `[batch, patches, hidden]`; returns
     /// `[batch * tiles, rows, hidden]`.
     pub(super) fn embed(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId) -> ValueId {
-        let (tiles, h, rows) = (b.batch() * of.tiles, of.hidden, of.of_tile());
+        let (tiles, h, rows) = (b.batch() * of.input.tiles, of.hidden, of.of_tile());
         let shapes = Self::shapes(b);
         let x = b.within(self.module, |b| {
-            b.g.reshape(x, &[tiles, of.patches / of.tiles, h])
+            b.g.reshape(x, &[tiles, of.input.patches / of.input.tiles, h])
         });
         let x = self.before.add(b, of, x, shapes);
         let zeros = b.constant("zeros", &[tiles, 1, h], DType::F32, false);
@@ -115,8 +115,8 @@ impl Tiles {
     /// Fills the rows of tiles up with zeros: `[batch, tiles * rows, hidden]`.
     pub(super) fn fill_up(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId) -> ValueId {
         let (batch, h) = (b.batch(), of.hidden);
-        let more = of.rows() / of.tiles - of.of_tile();
-        let shape = [batch * of.tiles, more, h];
+        let more = of.rows() / of.input.tiles - of.of_tile();
+        let shape = [batch * of.input.tiles, more, h];
         let zeros = (more > 0).then(|| b.constant("zeros", &shape, DType::F32, false));
         b.within(self.module, |b| {
             let x = match zeros {
@@ -134,7 +134,7 @@ impl Tiles {
     pub(super) fn after(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId) -> ValueId {
         let (batch, h) = (b.batch(), of.hidden);
         let shapes = Self::shapes(b);
-        let split = [batch * of.tiles, of.rows() / of.tiles, h];
+        let split = [batch * of.input.tiles, of.rows() / of.input.tiles, h];
         let x = b.within(self.module, |b| b.g.reshape(x, &split));
         let x = self.after.add(b, of, x, shapes);
         b.within(self.module, |b| b.g.reshape(x, &[batch, of.rows(), h]))
@@ -153,7 +153,8 @@ impl Tiles {
         b.within(self.module, |b| {
             let cut = |b: &mut Builder<'_>, x| {
                 let width = b.g.value(x).numel() / (batch * rows);
-                let x = b.g.reshape(x, &[batch * of.tiles, rows / of.tiles, width]);
+                let x =
+                    b.g.reshape(x, &[batch * of.input.tiles, rows / of.input.tiles, width]);
                 let x = b.g.slice(x, 1, 0, of.of_tile());
                 b.g.reshape(x, &[batch, of.projected(), width])
             };

@@ -87,15 +87,15 @@ impl Tower {
         let norm = |d: &mut Declare, name, asked: bool| {
             asked.then(|| Norm::new(d, module, (name, ""), h, &inner, Order::Declared))
         };
-        let tiles = (of.tile_rows > 0).then(|| Tiles::new(d, module, of));
-        let class = (of.class_token && tiles.is_none()).then(|| {
+        let tiles = (of.input.tile_rows > 0).then(|| Tiles::new(d, module, of));
+        let class = (of.input.class_token && tiles.is_none()).then(|| {
             let at = d.module(module, "class", ModuleKind::Layer);
             d.parameters(at, "", &[1, 1, h], false)
         });
-        let positions = (of.positions > 0 && tiles.is_none()).then(|| {
-            let shape = [of.positions, h];
+        let positions = (of.input.positions > 0 && tiles.is_none()).then(|| {
+            let shape = [of.input.positions, h];
             let table = d.table(module, ("positions", ""), ModuleKind::Layer, shape);
-            if of.fixed_positions {
+            if of.input.fixed_positions {
                 d.untrained(table);
             }
             table
@@ -244,7 +244,7 @@ impl Tower {
         if let Some(class) = self.class {
             x = self.learned_row(b, class, x, true);
         }
-        if of.sinusoids {
+        if of.input.sinusoids {
             let waves = b.constant("sinusoids", &[of.rows(), of.hidden], DType::F32, false);
             x = b.within(self.module, |b| {
                 let waves = b.as_activation(waves);
@@ -317,14 +317,19 @@ const STRIDES: [u64; 2] = [1, 2];
 
 impl Stem {
     fn new(d: &mut Declare, at: ModuleId, of: &Vision) -> Self {
-        if let Some(by) = &of.subsampling {
-            let shape = [of.mel_bins, of.patches, of.hidden];
+        if let Some(by) = &of.input.subsampling {
+            let shape = [of.input.mel_bins, of.input.patches, of.hidden];
             return Self::Subsampled(Subsampled::new(d, at, by, shape));
         }
-        if of.mel_bins == 0 {
+        if of.input.mel_bins == 0 {
             d.rows(Some(of.rows()));
             let names = ("patches", "visual.patch_embed");
-            return Self::Patches(d.linear(at, names, [of.hidden, of.patch_dim], of.patch_bias));
+            return Self::Patches(d.linear(
+                at,
+                names,
+                [of.hidden, of.input.patch_dim],
+                of.input.patch_bias,
+            ));
         }
         let mut conv = |name, inputs, rows| {
             d.rows(Some(rows));
@@ -332,8 +337,8 @@ impl Stem {
             d.parameters(module, "", &[of.hidden, inputs, FRAMES_SEEN], true)
         };
         Self::Frames([
-            conv("conv1", of.mel_bins, of.frames()),
-            conv("conv2", of.hidden, of.patches),
+            conv("conv1", of.input.mel_bins, of.frames()),
+            conv("conv2", of.hidden, of.input.patches),
         ])
     }
 
@@ -342,14 +347,14 @@ impl Stem {
         let batch = b.batch();
         match self {
             &Self::Patches(layer) => {
-                let shape = [batch, of.patches, of.patch_dim];
+                let shape = [batch, of.input.patches, of.input.patch_dim];
                 let patches = b.constant("patches", &shape, DType::F32, true);
                 let patches = b.within(at, |b| b.as_activation(patches));
                 b.linear(layer, patches)
             }
             Self::Subsampled(by) => by.forward(b),
             Self::Frames(layers) => {
-                let shape = [batch, of.mel_bins, of.frames()];
+                let shape = [batch, of.input.mel_bins, of.frames()];
                 let frames = b.constant("frames", &shape, DType::F32, true);
                 let mut x = b.within(at, |b| b.as_activation(frames));
                 for (&layer, stride) in layers.iter().zip(STRIDES) {
@@ -545,8 +550,8 @@ impl Projector {
             (b.weight(rows), zeros)
         });
         b.within(self.module, |b| {
-            if of.class_token && of.tile_rows == 0 {
-                x = b.g.slice(x, 1, 1, of.patches);
+            if of.input.class_token && of.input.tile_rows == 0 {
+                x = b.g.slice(x, 1, 1, of.input.patches);
             }
             for (n, &layer) in self.of_patches.iter().enumerate() {
                 if n > 0 {

@@ -100,9 +100,9 @@ fn public_models_make_correct_programs() {
             (
                 v.projector.merge,
                 v.projector.pool,
-                v.class_token,
+                v.input.class_token,
                 v.rotary,
-                v.tile_rows,
+                v.input.tile_rows,
             )
         };
         let kind = (

@@ -143,7 +143,7 @@ fn towers(s: &Scenario, d: &Document) -> Checked {
     let message = format!(
         "the {} tokens of an image (`vision`: patches {} / merge {}){more} leave no room for text in {} (`seq_len`)",
         of.tokens(),
-        of.patches,
+        of.input.patches,
         of.projector.merge,
         s.train.seq_len
     );
@@ -168,7 +168,7 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
             of.projector.norm,
             ProjectorNorm::None | ProjectorNorm::Merged | ProjectorNorm::LayerMerged
         );
-    if !of.picked.is_empty() && of.tile_rows == 0 && of.projector.present && !whole {
+    if !of.picked.is_empty() && of.input.tile_rows == 0 && of.projector.present && !whole {
         let message = format!(
             "`{name}`: what a projector reads of several blocks (picked) is normalized as a whole (projector_norm merged or layer_merged), and not averaged (pool) or projected before it is merged (patch_layers)"
         );
@@ -182,20 +182,22 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         );
         return conflict(&[key], message);
     }
-    if !of.patches.is_multiple_of(of.projector.merge) {
+    if !of.input.patches.is_multiple_of(of.projector.merge) {
         let message = format!(
             "`{name}`: patches ({}) is not divisible by merge ({})",
-            of.patches, of.projector.merge
+            of.input.patches, of.projector.merge
         );
         return conflict(&[key], message);
     }
-    if let Some(by) = &of.subsampling {
+    if let Some(by) = &of.input.subsampling {
         let left = by.left(by.chunk).max(1);
-        if of.mel_bins == 0 || by.channels.len() > MAX_HALVINGS || !of.patches.is_multiple_of(left)
+        if of.input.mel_bins == 0
+            || by.channels.len() > MAX_HALVINGS
+            || !of.input.patches.is_multiple_of(left)
         {
             let message = format!(
                 "`{name}`: subsampling needs bands (mel_bins), at most {MAX_HALVINGS} convolutions, and patches ({}) that are divisible by the {left} rows of a chunk",
-                of.patches
+                of.input.patches
             );
             return conflict(&[key], message);
         }
@@ -219,7 +221,7 @@ fn tower(s: &Scenario, d: &Document, key: Key, of: &Vision) -> Checked {
         );
         return conflict(&[key, Key::VectorWidth], message);
     }
-    if of.vector && !of.class_token && !of.pooling_head {
+    if of.vector && !of.input.class_token && !of.pooling_head {
         let message = format!("`{name}`: a vector needs a class or attention that pools");
         return conflict(&[key], message);
     }
