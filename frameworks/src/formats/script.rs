@@ -22,6 +22,8 @@ pub(crate) static LAUNCH_SCRIPT: Format = Format {
     name: "a launch script",
     tables: &[
         LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
         trainer::TABLE,
         trainer::TRL_TABLE,
         Table {
@@ -48,6 +50,8 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
         trainer::TABLE,
         trainer::TRL_TABLE,
         LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
         Table {
             under: "",
             prefix: "",
@@ -81,6 +85,8 @@ pub(crate) static TRL_SCRIPT: Format = Format {
         trainer::TABLE,
         trainer::TRL_TABLE,
         LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
@@ -133,7 +139,14 @@ pub(super) const ENVIRONMENT: Table = Table {
 /// LLaMA-Factory's arguments after `llamafactory-cli train`.
 pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
     name: llama_factory::NAME,
-    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER, ENVIRONMENT],
+    tables: &[
+        llama_factory::TABLE,
+        trainer::TABLE,
+        LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
+        ENVIRONMENT,
+    ],
     engine: Some(Engine::Ddp),
     accelerated: true,
     reduces_in_f32: false,
@@ -162,9 +175,7 @@ const LAUNCHERS: &[Key] = &[
     fact("num_processes", Fact::Processes),
     fact("num_machines", Fact::Nodes),
     with("mixed_precision", accelerate::mixed_precision),
-    with("use_fsdp", |node| {
-        if_true(node, Effect::Engine(Engine::Fsdp))
-    }),
+    with("use_fsdp", accelerate::uses_fsdp),
     with("use_deepspeed", |node| {
         if_true(node, Effect::Engine(Engine::DeepSpeed))
     }),
@@ -270,6 +281,7 @@ const ASIDES: &[(&str, &[&str])] = &[
             "module",
             "same_network",
             "tee",
+            "use_parallelism_config",
             "log_dir",
             "role",
             "enable_cpu_affinity",
