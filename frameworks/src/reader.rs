@@ -405,6 +405,16 @@ impl Reader {
         }
         // Arguments of a command start with dashes, which the tables do not write.
         let word = word.trim_start_matches("--");
+        // Programs may have the key themselves.
+        if let Some(meant) = known.iter().find(|k| is_typo(word, k))
+            && format.key(meant).is_some_and(doubts::decides)
+        {
+            let message = format!(
+                "{} is not a key of {}; if `{meant}` was meant, its default is predicted: correct the name",
+                name.text, format.name
+            );
+            self.draft.rows[row].doubt = Some(Doubt { key: "", message });
+        }
         let near = nearest(word, known.iter().map(AsRef::as_ref))
             .map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
         let why = format!("{UNKNOWN} {} that is known here{near}", format.name);

@@ -229,6 +229,15 @@ const LAUNCHERS: &[Key] = &[
     with("use_8bit_quantization", eight_bits),
     with("use_nested_quant", double_quantization),
     with("use_reentrant", reentrant),
+    // Arguments of LMFlow.
+    with("use_lisa", |node| if_true(node, Effect::Decisive(LISA))),
+    lost(
+        "customized_optim",
+        "AdamW is predicted in place of LMFlow's own optimizers",
+    ),
+    // Arguments of qlora.py, which LLaVA's script has, too.
+    with("bits", bits),
+    with("double_quant", double_quantization),
     lost("use_loftq", "initial values of adapters are not predicted"),
     lost(
         "use_unsloth",
@@ -239,6 +248,20 @@ const LAUNCHERS: &[Key] = &[
 /// Why LLaVA's first stage is refused: the model's `config.json` describes neither of the parts.
 const PROJECTOR: &str =
     "training only the projector between a vision tower and a language model is not modeled";
+
+/// Why jobs with LISA are refused.
+const LISA: &str = "training of some blocks at a time (LISA) is not modeled";
+
+/// Reads the bits per element of the frozen model: 4, 8 or 16. Scales of 4 bits have 8 bits by
+/// default (`double_quant`).
+fn bits(node: &Node) -> Result<Effect, String> {
+    match node.count()? {
+        4 => Ok(Effect::Fact(Fact::FourBitsToo, 2)),
+        8 => Ok(Effect::Fact(Fact::EightBits, 1)),
+        16 | 32 => Ok(Effect::Aside("not quantized")),
+        _ => Err(node.expected("4, 8, 16 or 32")),
+    }
+}
 
 /// Reads whether a part of a vision-language model is trained.
 fn tuned(node: &Node, frozen: Fact) -> Result<Effect, String> {

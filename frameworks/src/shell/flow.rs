@@ -264,7 +264,8 @@ impl Shell {
         });
         if runs {
             self.run(words, unknown.as_ref());
-            self.list.outcome = if self.is_test(words) {
+            let assigns = !super::arithmetic_assignments(words).is_empty();
+            self.list.outcome = if self.is_test(words) && !assigns {
                 self.condition(words)
                     .map_or_else(|| Outcome::Unknown(self.shown(words)), Outcome::Known)
             } else if succeeds(words) {
@@ -315,7 +316,12 @@ impl Shell {
 
     /// Records what a command would set that may run.
     fn skip(&mut self, words: &[Word], unknown: &Text) {
-        let words = &words[super::declarations(words)..];
+        let computed = super::arithmetic_assignments(words);
+        let words = if computed.is_empty() {
+            &words[super::declarations(words)..]
+        } else {
+            &computed
+        };
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
             if self.training(&words[assigned..]).is_some() {
@@ -422,6 +428,15 @@ mod tests {
             ("C=4\n[ 1 -eq 2 ] && { X=1; } || { C=1; }", "1"),
             ("C=4\n[ 1 -eq 2 ] || { X=1; } && { C=1; }", "1"),
             ("C=4\n[ 1 -eq 1 ] || { X=1; false; } && C=2", "2"),
+            ("C=8; (( C = C / 2 ))", "4"),
+            ("C=8; ((C/=2))", "4"),
+            ("C=8; let C=C/2", "4"),
+            ("C=8; let C/=2", "4"),
+            ("C=8; : $((C/=2))", "4"),
+            ("C=8; ((C++))", "9"),
+            ("C=8; ((--C, C *= 1 + 1))", "14"),
+            ("C=8; (( C == 4 )) || C=1", "1"),
+            ("C=8; unset C; C=${C:-2}", "2"),
             ("true && C=4 || C=2", "4"),
             ("false && C=4 || C=2", "2"),
             ("C=4\nX=1 || C=2", "4"),
@@ -459,6 +474,7 @@ mod tests {
         for (script, expected, condition) in [
             ("C=4\n[ -f x ] && C=1", "4", Some("[ -f x ]")),
             ("C=4\n[ -f x ] || { C=1; }", "4", Some("[ -f x ]")),
+            ("C=4\n[ -f x ] && ((C/=2))", "4", Some("[ -f x ]")),
             ("C=4\nD=$(hostname)\nif $D; then C=1; fi", "4", Some("$(…)")),
             (
                 "for B in *.json; do C=4; done\n[ $B = a ] && C=1",

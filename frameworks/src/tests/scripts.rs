@@ -108,6 +108,51 @@ fn what_decides_a_job_and_is_not_said_is_named() {
     assert_eq!(decisive, ["deepspeed"]);
 }
 
+/// LMFlow's `run_finetune_with_qlora.sh` and `run_finetune_with_lisa.sh`. Its Trainer clips
+/// gradients at 1.
+#[test]
+fn scripts_of_lmflow_are_not_of_open_instruct() {
+    let script = "deepspeed --num_gpus 8 examples/finetune.py --model_name_or_path Qwen/Qwen3-0.6B --bf16 True \
+                  --per_device_train_batch_size 1";
+    let job = read(&format!("{script} --use_qlora 1 --lora_r 8\n"));
+    has(&job, &[("train.clip_norm", "1.0")]);
+    let job = read(&format!("{script} --use_lisa 1\n"));
+    let decisive: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+    assert_eq!(decisive, ["use_lisa"]);
+}
+
+/// `qlora.py` and LLaVA's `train.py`: `bits` is 4, 8 or 16.
+#[test]
+fn bits_of_frozen_models_are_read() {
+    let script = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B --bf16 True \
+                  --per_device_train_batch_size 1 --lora_enable True";
+    let quantized = |bits: &str| {
+        let job = read(&format!("{script} --bits {bits}\n"));
+        setting(&job, "precision.frozen_params")
+    };
+    assert_eq!(quantized("4").as_deref(), Some("\"nf4\""));
+    assert_eq!(quantized("8").as_deref(), Some("\"int8\""));
+    assert_ne!(quantized("16"), quantized("8"));
+    assert_ne!(quantized("16"), quantized("4"));
+}
+
+/// Scripts have arguments of their own, so a misspelled one is only a warning.
+#[test]
+fn misspelled_arguments_are_warned_about() {
+    let job = read(
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B \
+         --per_device_train_batch_siz 2 --gradient_checkpointng True --max_length 512 --own_one 3\n",
+    );
+    let warned = job.rows().iter().filter_map(|r| r.doubt.as_ref());
+    let warned: Vec<bool> = warned
+        .map(|d| {
+            d.message.contains("`per_device_train_batch_size`")
+                || d.message.contains("`gradient_checkpointing`")
+        })
+        .collect();
+    assert_eq!(warned, [true, true]);
+}
+
 /// Bash resolves these to the folder of the script, in which the file is.
 #[test]
 fn files_in_the_folder_of_a_script_are_found() {
