@@ -43,6 +43,11 @@ pub(crate) fn unset_variable(shown: &str, value: &Node, to: To) -> Option<Doubt>
     Some(Doubt { key, message })
 }
 
+/// Returns whether a key changes time or memory.
+pub(crate) fn decides(to: To) -> bool {
+    decided(to).is_some()
+}
+
 /// Returns the scenario key that a key decides: an empty text if it depends on the value, `None`
 /// if the key changes neither time nor memory.
 fn decided(to: To) -> Option<&'static str> {

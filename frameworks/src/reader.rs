@@ -332,9 +332,12 @@ impl Reader {
         let names_model =
             matches!(to, To::Model | To::MaybeModel) && node.text().is_some_and(ends_in_name);
         if is_unset_variable(node) && !names_model {
-            if matches!(to, To::File(_) | To::AnyFile | To::Preset(..)) {
-                self.draft.none(row, Lack::Everything, UNSET_FILE);
-                return Ok(());
+            match to {
+                To::File(format) | To::Preset(_, format) => {
+                    return self.follow(file, Some(format), node, row, shown);
+                }
+                To::AnyFile => return self.follow(file, None, node, row, shown),
+                _ => {}
             }
             self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
             self.draft.rows[row].doubt = doubts::unset_variable(shown, node, to);
@@ -402,6 +405,16 @@ impl Reader {
         }
         // Arguments of a command start with dashes, which the tables do not write.
         let word = word.trim_start_matches("--");
+        // Programs may have the key themselves.
+        if let Some(meant) = known.iter().find(|k| is_typo(word, k))
+            && format.key(meant).is_some_and(doubts::decides)
+        {
+            let message = format!(
+                "{} is not a key of {}; if `{meant}` was meant, its default is predicted: correct the name",
+                name.text, format.name
+            );
+            self.draft.rows[row].doubt = Some(Doubt { key: "", message });
+        }
         let near = nearest(word, known.iter().map(AsRef::as_ref))
             .map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
         let why = format!("{UNKNOWN} {} that is known here{near}", format.name);
@@ -428,14 +441,7 @@ impl Reader {
                 Err(at(node.expected("the path of a file")))
             };
         };
-        let found = file
-            .folder
-            .ancestors()
-            .take(ABOVE)
-            .chain([Path::new("")])
-            .map(|folder| folder.join(text))
-            .find(|path| path.is_file());
-        let Some(path) = found else {
+        let Some(path) = find(file.folder, text) else {
             if text.contains('$') {
                 self.draft.none(row, Lack::Everything, UNSET_FILE);
                 return Ok(());
@@ -451,6 +457,21 @@ impl Reader {
         self.draft.rows[row].why = Some("read as well".to_owned());
         self.file(&path, format)
     }
+}
+
+/// Finds a file that another one names, relative to the folder of that one, one above it, or the
+/// working directory.
+fn find(folder: &Path, path: &str) -> Option<PathBuf> {
+    let here = Path::new("");
+    let folders = folder.ancestors().take(ABOVE);
+    // A variable or command at the start of a path stands for one of these folders.
+    let (first, path) = match path.split_once('/') {
+        Some((first, rest)) if first.starts_with('$') => (first, rest),
+        _ => ("", path),
+    };
+    let started = matches!(first, "$PWD" | "${PWD}").then_some(here);
+    let mut all = started.into_iter().chain(folders).chain([here]);
+    all.find_map(|folder| Some(folder.join(path)).filter(|path| path.is_file()))
 }
 
 /// Returns whether a key is a comment. Names of classes such as `_component_` are none.

@@ -27,7 +27,7 @@ pub(crate) use source::{SOURCE, note as source_note};
 pub(crate) const CONDITION: &str = "condition";
 
 use flow::{Frame, List};
-use word::{Part, Word};
+use word::{Assignment, Part, Word};
 
 /// Maximum number of words of a command: arrays can repeat one another.
 const MAX_WORDS: usize = 20_000;
@@ -103,6 +103,8 @@ struct Shell {
     /// Number of nested scripts, sourced or passed as arguments of other commands, that are being
     /// read.
     depth: usize,
+    /// Variables that the command's programs read.
+    environment: Vec<(&'static str, Text)>,
     /// Folder of the script.
     folder: PathBuf,
     /// Paths of sourced files, as the script writes them.
@@ -135,7 +137,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Command, ConfigError> {
                     .to_owned(),
         });
     }
-    let command = Command::new(&shell.words, &shell.environment());
+    let command = Command::new(&shell.words, &shell.environment);
     let command = command.with_findings(SOURCE, &shell.sourced);
     Ok(command.with_findings(CONDITION, &shell.unevaluated))
 }
@@ -148,6 +150,17 @@ impl Shell {
             self.source(path);
             return;
         }
+        if first == Some("unset") {
+            self.unset(&words[1..], unknown);
+            return;
+        }
+        let computed = arithmetic_assignments(words);
+        for word in &computed {
+            self.assign(word, unknown);
+        }
+        if !computed.is_empty() {
+            return;
+        }
         let words = &words[declarations(words)..];
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
@@ -156,11 +169,28 @@ impl Shell {
                 for word in &words[..assigned] {
                     self.assign(word, unknown);
                 }
+                self.environment = self.environment();
             }
             return;
         }
         for word in words {
             self.assign(word, unknown);
+        }
+    }
+
+    /// Removes variables.
+    fn unset(&mut self, words: &[Word], unknown: Option<&Text>) {
+        let names = words.iter().filter_map(Word::literal);
+        for name in names.filter(|name| !name.starts_with('-')) {
+            match unknown {
+                Some(unknown) => {
+                    self.doubtful.insert(name.to_owned(), unknown.clone());
+                }
+                None => {
+                    self.doubtful.remove(name);
+                }
+            }
+            self.variables.remove(name);
         }
     }
 
@@ -374,6 +404,56 @@ impl Shell {
             format!("$(({text}))")
         };
         arithmetic::evaluate(text, &value).map_or_else(unknown, |n| n.to_string())
+    }
+}
+
+/// Returns the assignments of `((A = B))`, `let A=B` and `: $((A = B))` as words `A=$((B))`.
+fn arithmetic_assignments(words: &[Word]) -> Vec<Word> {
+    let word = |at: Position, (name, text): (String, String)| Word {
+        at,
+        parts: Vec::new(),
+        assignment: Some(Assignment {
+            name,
+            appends: false,
+            value: vec![Part::Arithmetic(text)],
+            array: None,
+        }),
+    };
+    let all = |at: Position, text: &str| -> Vec<Word> {
+        let found = text.split(',').filter_map(arithmetic::assignment);
+        found.map(|found| word(at, found)).collect()
+    };
+    let Some((first, rest)) = words.split_first() else {
+        return Vec::new();
+    };
+    let (literal, at) = (first.literal(), first.at);
+    match (literal, rest) {
+        (Some("(("), [text, ..]) => text.literal().map_or_else(Vec::new, |text| all(at, text)),
+        (Some("let"), rest) => {
+            let texts = rest.iter().filter_map(|w| match &w.assignment {
+                Some(a) => match (a.appends, a.value.as_slice()) {
+                    (appends, [Part::Literal { text, .. }]) => {
+                        let operator = if appends { "+=" } else { "=" };
+                        Some(format!("{}{operator}{text}", a.name))
+                    }
+                    _ => None,
+                },
+                None => match w.parts.as_slice() {
+                    [Part::Literal { text, .. }] => Some(text.clone()),
+                    _ => None,
+                },
+            });
+            texts.flat_map(|text| all(at, &text)).collect()
+        }
+        (Some(":"), rest) => {
+            let parts = rest.iter().flat_map(|w| &w.parts);
+            let texts = parts.filter_map(|part| match part {
+                Part::Arithmetic(text) => Some(text),
+                _ => None,
+            });
+            texts.flat_map(|text| all(at, text)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         return Ok((&SWIFT, python_names(&arguments)));
     }
     if command.runs("trl", &["sft"]) {
-        return Ok((&TRL_SCRIPT, python_names(&command.arguments)));
+        return Ok((&TRL_SCRIPT, python_names(&with_accelerate(&command))));
     }
     if command.runs("trl", &["dpo", "grpo", "kto", "reward", "rloo"]) {
         return Err(ConfigError::at(file, command.arguments.at, PREFERENCES));
@@ -113,7 +113,7 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         });
     }
     if command.runs("llamafactory-cli", &["train"]) || has(&["--finetuning-type"]) {
-        let arguments = with_environment(&command);
+        let arguments = with_variables(&command, |_| true);
         return Ok((&LLAMA_FACTORY_SCRIPT, python_names(&arguments)));
     }
     if command.names("axolotl") {
@@ -151,7 +151,7 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         }
     }
     if has_arguments(arguments) {
-        return Ok((&TRAINER_SCRIPT, python_names(arguments)));
+        return Ok((&TRAINER_SCRIPT, python_names(&with_accelerate(&command))));
     }
     if has(&MEGATRON_SIGNS) {
         return Ok((&MEGATRON, command.arguments));
@@ -209,9 +209,26 @@ fn renamed(arguments: &Node, from: &str, to: &str) -> Node {
     arguments
 }
 
-/// Returns the arguments with the variables of the environment.
+/// Beginnings of the variables that Accelerate reads.
+const OF_ACCELERATE: [&str; 2] = ["ACCELERATE_", "FSDP_"];
+
+/// Returns the arguments with the variables of the environment that start processes.
 fn with_environment(command: &Command) -> Node {
+    with_variables(command, |name| {
+        !OF_ACCELERATE.iter().any(|of| name.starts_with(of))
+    })
+}
+
+/// Returns the arguments with the variables of the environment that Accelerate reads.
+fn with_accelerate(command: &Command) -> Node {
+    with_variables(command, |name| {
+        OF_ACCELERATE.iter().any(|of| name.starts_with(of))
+    })
+}
+
+fn with_variables(command: &Command, keeps: impl Fn(&str) -> bool) -> Node {
     let mut entries = command.arguments.entries().to_vec();
-    entries.extend(command.environment.iter().cloned());
+    let variables = command.environment.iter();
+    entries.extend(variables.filter(|(name, _)| keeps(&name.text)).cloned());
     Node::new(command.arguments.at, Value::Map(entries))
 }

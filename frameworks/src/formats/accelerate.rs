@@ -4,7 +4,7 @@ use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
     CONTEXT, EVALUATION, LAUNCH, MSAMP, SAVING, VALUES, float8_format, float8_gather,
-    float8_library, float8_overrides, if_true, replicas, shard_ranks,
+    float8_library, float8_overrides, full_recompute, if_true, replicas, shard_ranks,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Float8Scaling, Format, Key, Table, To, fact, integer, key, lost,
@@ -41,7 +41,7 @@ pub(crate) static ACCELERATE: Format = Format {
             under: "parallelism_config",
             prefix: "parallelism_config_",
             keys: PARALLELISM,
-            asides: &[(CONTEXT, &["cp_comm_strategy"])],
+            asides: &[(CONTEXT, OF_CONTEXT)],
         },
         Table {
             under: "fp8_config",
@@ -198,6 +198,50 @@ pub(super) const PLUGIN: &[Key] = &[
         "deepspeed_moe_layer_cls_names",
         "experts are predicted as the model has them",
     ),
+];
+
+/// Options of `accelerate launch` for the sizes of `parallelism_config`.
+pub(super) const SIZES: Table = Table {
+    under: "parallelism_config_",
+    prefix: "",
+    keys: PARALLELISM,
+    asides: &[(CONTEXT, OF_CONTEXT)],
+};
+
+/// Variables of the environment from which Accelerate reads what `accelerate launch` sets.
+pub(super) const VARIABLES: Table = Table {
+    under: "",
+    prefix: "",
+    keys: &[
+        with("ACCELERATE_USE_FSDP", uses_fsdp),
+        with("ACCELERATE_USE_DEEPSPEED", |node| {
+            if_true(node, Effect::Engine(Engine::DeepSpeed))
+        }),
+        with("ACCELERATE_MIXED_PRECISION", mixed_precision),
+        fact("FSDP_VERSION", Fact::FsdpVersion),
+        with("FSDP_SHARDING_STRATEGY", fsdp::strategy),
+        with("FSDP_RESHARD_AFTER_FORWARD", fsdp::reshard),
+        with("FSDP_OFFLOAD_PARAMS", fsdp::offload),
+        with("FSDP_AUTO_WRAP_POLICY", fsdp::policy),
+        with("FSDP_TRANSFORMER_CLS_TO_WRAP", fsdp::blocks),
+        with("FSDP_ACTIVATION_CHECKPOINTING", full_recompute),
+    ],
+    asides: &[],
+};
+
+/// Reads whether FSDP is on.
+pub(super) fn uses_fsdp(node: &Node) -> Result<Effect, String> {
+    if_true(node, Effect::Engine(Engine::Fsdp))
+}
+
+/// Options that matter to context parallelism only.
+const OF_CONTEXT: &[&str] = &[
+    "cp_backend",
+    "cp_comm_strategy",
+    "sp_backend",
+    "sp_seq_length",
+    "sp_seq_length_is_variable",
+    "sp_attn_implementation",
 ];
 
 const PARALLELISM: &[Key] = &[

@@ -7,22 +7,8 @@ use crate::tree::{Node, Value};
 pub(super) const KEYS: &[Key] = &[
     key("version", To::Fact(Fact::FsdpVersion)),
     with("sharding_strategy", strategy),
-    with("reshard_after_forward", |node| match &node.value {
-        // FSDP1 in Accelerate 1.15 uses this key for the strategy.
-        Value::Text(text) if text.contains("SHARD") => strategy(node),
-        _ => Ok(Effect::Fact(Fact::Reshard, node.truth()?.into())),
-    }),
-    with("auto_wrap_policy", |node| {
-        Ok(match node.full().to_ascii_lowercase().as_str() {
-            "transformer_based_wrap" => set("fsdp.units", "block"),
-            "no_wrap" => set("fsdp.units", "root"),
-            _ => Effect::Assume(
-                "fsdp.units",
-                quoted("block"),
-                "units by size are predicted as one unit per block",
-            ),
-        })
-    }),
+    with("reshard_after_forward", reshard),
+    with("auto_wrap_policy", policy),
     with("transformer_layer_cls_to_wrap", blocks),
     with("transformer_cls_names_to_wrap", blocks),
     lost(
@@ -124,6 +110,29 @@ pub(super) fn strategy(node: &Node) -> Result<Effect, String> {
     Ok(Effect::Fact(Fact::Strategy, number))
 }
 
+/// Reads whether full parameters are freed after forward.
+pub(super) fn reshard(node: &Node) -> Result<Effect, String> {
+    match &node.value {
+        // FSDP1 in Accelerate 1.15 uses this key for the strategy.
+        Value::Text(text) if text.contains("SHARD") => strategy(node),
+        _ => Ok(Effect::Fact(Fact::Reshard, node.truth()?.into())),
+    }
+}
+
+/// Reads which modules are units.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+pub(super) fn policy(node: &Node) -> Result<Effect, String> {
+    Ok(match node.full().to_ascii_lowercase().as_str() {
+        "transformer_based_wrap" => set("fsdp.units", "block"),
+        "no_wrap" => set("fsdp.units", "root"),
+        _ => Effect::Assume(
+            "fsdp.units",
+            quoted("block"),
+            "units by size are predicted as one unit per block",
+        ),
+    })
+}
+
 /// Reads whether FSDP1 prefetches in forward.
 pub(super) fn forward_prefetch(node: &Node) -> Result<Effect, String> {
     let one = Effect::Set("fsdp.prefetch_forward", "1".to_owned());
@@ -171,7 +180,8 @@ pub(super) fn blocks(node: &Node) -> Result<Effect, String> {
     })
 }
 
-fn offload(node: &Node) -> Result<Effect, String> {
+/// Reads whether parameters, gradients and optimizer state are in host memory.
+pub(super) fn offload(node: &Node) -> Result<Effect, String> {
     Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))
 }
 

@@ -22,6 +22,8 @@ pub(crate) static LAUNCH_SCRIPT: Format = Format {
     name: "a launch script",
     tables: &[
         LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
         trainer::TABLE,
         trainer::TRL_TABLE,
         Table {
@@ -48,6 +50,8 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
         trainer::TABLE,
         trainer::TRL_TABLE,
         LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
         Table {
             under: "",
             prefix: "",
@@ -81,6 +85,8 @@ pub(crate) static TRL_SCRIPT: Format = Format {
         trainer::TABLE,
         trainer::TRL_TABLE,
         LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
@@ -133,7 +139,14 @@ pub(super) const ENVIRONMENT: Table = Table {
 /// LLaMA-Factory's arguments after `llamafactory-cli train`.
 pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
     name: llama_factory::NAME,
-    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER, ENVIRONMENT],
+    tables: &[
+        llama_factory::TABLE,
+        trainer::TABLE,
+        LAUNCHER,
+        accelerate::SIZES,
+        accelerate::VARIABLES,
+        ENVIRONMENT,
+    ],
     engine: Some(Engine::Ddp),
     accelerated: true,
     reduces_in_f32: false,
@@ -162,9 +175,7 @@ const LAUNCHERS: &[Key] = &[
     fact("num_processes", Fact::Processes),
     fact("num_machines", Fact::Nodes),
     with("mixed_precision", accelerate::mixed_precision),
-    with("use_fsdp", |node| {
-        if_true(node, Effect::Engine(Engine::Fsdp))
-    }),
+    with("use_fsdp", accelerate::uses_fsdp),
     with("use_deepspeed", |node| {
         if_true(node, Effect::Engine(Engine::DeepSpeed))
     }),
@@ -218,6 +229,15 @@ const LAUNCHERS: &[Key] = &[
     with("use_8bit_quantization", eight_bits),
     with("use_nested_quant", double_quantization),
     with("use_reentrant", reentrant),
+    // Arguments of LMFlow.
+    with("use_lisa", |node| if_true(node, Effect::Decisive(LISA))),
+    lost(
+        "customized_optim",
+        "AdamW is predicted in place of LMFlow's own optimizers",
+    ),
+    // Arguments of qlora.py, which LLaVA's script has, too.
+    with("bits", bits),
+    with("double_quant", double_quantization),
     lost("use_loftq", "initial values of adapters are not predicted"),
     lost(
         "use_unsloth",
@@ -228,6 +248,20 @@ const LAUNCHERS: &[Key] = &[
 /// Why LLaVA's first stage is refused: the model's `config.json` describes neither of the parts.
 const PROJECTOR: &str =
     "training only the projector between a vision tower and a language model is not modeled";
+
+/// Why jobs with LISA are refused.
+const LISA: &str = "training of some blocks at a time (LISA) is not modeled";
+
+/// Reads the bits per element of the frozen model: 4, 8 or 16. Scales of 4 bits have 8 bits by
+/// default (`double_quant`).
+fn bits(node: &Node) -> Result<Effect, String> {
+    match node.count()? {
+        4 => Ok(Effect::Fact(Fact::FourBitsToo, 2)),
+        8 => Ok(Effect::Fact(Fact::EightBits, 1)),
+        16 | 32 => Ok(Effect::Aside("not quantized")),
+        _ => Err(node.expected("4, 8, 16 or 32")),
+    }
+}
 
 /// Reads whether a part of a vision-language model is trained.
 fn tuned(node: &Node, frozen: Fact) -> Result<Effect, String> {
@@ -270,6 +304,7 @@ const ASIDES: &[(&str, &[&str])] = &[
             "module",
             "same_network",
             "tee",
+            "use_parallelism_config",
             "log_dir",
             "role",
             "enable_cpu_affinity",

@@ -6,10 +6,20 @@ use crate::yaml;
 use shardlab_plan::scenario::Position;
 
 /// Variables of the environment that programs read.
-pub(super) const ENVIRONMENT: [&str; 5] = [
+pub(super) const ENVIRONMENT: [&str; 15] = [
     "NPROC_PER_NODE",
     "NNODES",
     "CUDA_VISIBLE_DEVICES",
+    "ACCELERATE_USE_FSDP",
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_MIXED_PRECISION",
+    "FSDP_VERSION",
+    "FSDP_SHARDING_STRATEGY",
+    "FSDP_RESHARD_AFTER_FORWARD",
+    "FSDP_OFFLOAD_PARAMS",
+    "FSDP_AUTO_WRAP_POLICY",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    "FSDP_ACTIVATION_CHECKPOINTING",
     ALLOCATOR[0],
     ALLOCATOR[1],
 ];

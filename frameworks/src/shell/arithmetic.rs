@@ -28,6 +28,34 @@ pub(super) fn evaluate(text: &str, value: &dyn Fn(&str) -> Option<i64>) -> Optio
     parser.rest.trim_start().is_empty().then_some(result)
 }
 
+/// Returns the variable that an expression assigns to, and the expression of its new value:
+/// `A /= 2` gives `A` and `A/(2)`.
+pub(super) fn assignment(text: &str) -> Option<(String, String)> {
+    let text = text.trim();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    for (step, operator) in [("++", '+'), ("--", '-')] {
+        let name = text.strip_suffix(step).or(text.strip_prefix(step));
+        if let Some(name) = name.map(str::trim)
+            && !name.is_empty()
+            && name.chars().all(is_part)
+        {
+            return Some((name.to_owned(), format!("{name}{operator}1")));
+        }
+    }
+    let end = text.find(|c| !is_part(c))?;
+    let (name, rest) = text.split_at(end);
+    if !name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+        return None;
+    }
+    let rest = rest.trim_start();
+    if let Some(value) = rest.strip_prefix('=') {
+        return (!value.starts_with('=')).then(|| (name.to_owned(), value.to_owned()));
+    }
+    let (operator, value) = rest.split_once('=')?;
+    let is_operator = matches!(operator, "+" | "-" | "*" | "/" | "%");
+    is_operator.then(|| (name.to_owned(), format!("{name}{operator}({value})")))
+}
+
 struct Parser<'t> {
     rest: &'t str,
     depth: usize,

@@ -6,18 +6,6 @@ use super::{Shell, arithmetic, pattern};
 /// Maximum nesting of brackets.
 const MAX_DEPTH: usize = 64;
 
-/// Returns whether a command is a test, so that its outcome follows from variables.
-pub(super) fn is_test(words: &[Word]) -> bool {
-    let first = words.first().and_then(Word::literal);
-    match first {
-        Some("!") => is_test(&words[1..]),
-        first => matches!(
-            first,
-            Some("[" | "[[" | "((" | "test" | "true" | "false" | ":")
-        ),
-    }
-}
-
 /// Reads the words of a condition.
 struct Reader<'s> {
     shell: &'s Shell,
@@ -26,6 +14,28 @@ struct Reader<'s> {
 }
 
 impl Shell {
+    /// Returns whether a command is a test, so that its outcome follows from variables.
+    pub(super) fn is_test(&self, words: &[Word]) -> bool {
+        let first = words.first().and_then(Word::literal);
+        match first {
+            Some("!") => self.is_test(&words[1..]),
+            Some("[" | "[[" | "((" | "test" | ":") => true,
+            _ => self.constant(words).is_some(),
+        }
+    }
+
+    /// Returns the outcome of `true` and `false`, which a variable can name.
+    fn constant(&self, words: &[Word]) -> Option<bool> {
+        let [word] = words else {
+            return None;
+        };
+        match self.known(word)?.as_str() {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        }
+    }
+
     /// Evaluates a condition such as `[[ "$A" == x ]] || [ -z "$B" ]`.
     ///
     /// Returns `None` if it depends on files, on the output of commands, or on whether commands
@@ -191,9 +201,8 @@ impl<'s> Reader<'s> {
         }
         match first {
             Some("test") => self.shell.any_of(&words[1..]),
-            Some("true" | ":") => Some(true),
-            Some("false") => Some(false),
-            _ => None,
+            Some(":") => Some(true),
+            _ => self.shell.constant(words),
         }
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Frame {
     unknown: Option<Text>,
     /// Whether the list in front of it runs, and whether it may.
     list: (bool, bool),
+    /// Outcome of the list in front of it.
+    before: Outcome,
 }
 
 enum Opened {
@@ -33,7 +35,7 @@ enum Opened {
 }
 
 /// Outcome of the last command of a list.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) enum Outcome {
     /// A command that is not run, and is assumed to succeed.
     Assumed(Text),
@@ -84,7 +86,9 @@ impl Shell {
             }
             _ => None,
         };
+        let before = self.list.outcome.clone();
         self.frames.push(Frame {
+            before,
             kind,
             runs: list.0,
             may_run: list.1,
@@ -102,6 +106,23 @@ impl Shell {
             self.frames.truncate(at);
         }
         self.list.outcome = Outcome::None;
+    }
+
+    /// Closes a group. The list around it continues with the outcome of its last command,
+    /// and with its own outcome if the group does not run.
+    fn close_group(&mut self) {
+        let is_group = |f: &Frame| matches!(f.kind, Opened::Group);
+        let Some(at) = self.frames.iter().rposition(is_group) else {
+            return;
+        };
+        let mut closed = self.frames.drain(at..);
+        let Some(group) = closed.next() else {
+            return;
+        };
+        drop(closed);
+        if group.list != (true, true) {
+            self.list.outcome = group.before;
+        }
     }
 
     /// Processes a line: keywords decide what runs, other lines are commands.
@@ -159,10 +180,11 @@ impl Shell {
             }
             Some("for") => self.enter_for(rest, list),
             Some("done") => self.close(|kind| matches!(kind, Opened::Loop)),
-            Some("}") => self.close(|kind| matches!(kind, Opened::Group)),
+            Some("}") => self.close_group(),
             Some("{") => {
                 self.open(Opened::Group, list);
                 self.words_of_line(rest, Join::Always);
+                return;
             }
             Some("then" | "do") => self.list.outcome = Outcome::None,
             // The body of a function runs where it is written.
@@ -183,21 +205,48 @@ impl Shell {
         }
     }
 
-    /// Opens a loop over words. Its body runs once, unless there are no words; the value of its
-    /// variable is not known.
+    /// Opens a loop over words. Its body runs once, unless there are no words: for the first word,
+    /// if its text is known.
     fn enter_for(&mut self, words: &[Word], list: (bool, bool)) {
         let name = words.first().and_then(Word::literal).map(str::to_owned);
-        let values = words.get(2..).unwrap_or_default();
         let is_list = words.get(1).and_then(Word::literal) == Some("in");
-        let none = is_list
-            && values
-                .iter()
-                .all(|w| self.known(w).is_some_and(|text| text.is_empty()));
+        let values = words.get(2..).filter(|_| is_list).unwrap_or_default();
+        let is_empty = |w: &Word| self.known(w).is_some_and(|text| text.is_empty());
+        let none = is_list && values.iter().all(is_empty);
+        let first = self.first_value(values);
         let frame = self.open(Opened::Loop, list);
         if none {
             (frame.runs, frame.may_run) = (false, false);
         }
-        self.loops.extend(name);
+        let runs = self.frames.iter().all(|f| f.runs);
+        match (name, first) {
+            (Some(name), Some(first)) if runs => {
+                self.loops.remove(&name);
+                self.doubtful.remove(&name);
+                self.variables.insert(name, vec![first]);
+            }
+            (name, _) => {
+                if let Some(name) = &name {
+                    self.variables.remove(name);
+                }
+                self.loops.extend(name);
+            }
+        }
+    }
+
+    /// Returns the first of some words after expansion, if its text is known.
+    fn first_value(&self, words: &[Word]) -> Option<Text> {
+        let word = words.iter().find(|w| !self.expand(w).is_empty())?;
+        let is_pattern = |c: char| "*?[]{}".contains(c);
+        let is_unquoted = |part: &Part| match part {
+            Part::Literal { text, quoted } => !quoted && text.contains(is_pattern),
+            _ => false,
+        };
+        if self.doubt(word).is_some() || word.parts.iter().any(is_unquoted) {
+            return None;
+        }
+        let first = self.expand(word).into_iter().next()?;
+        (!first.text.contains('$')).then_some(first)
     }
 
     /// Runs or skips a command.
@@ -215,9 +264,12 @@ impl Shell {
         });
         if runs {
             self.run(words, unknown.as_ref());
-            self.list.outcome = if super::condition::is_test(words) {
+            let assigns = !super::arithmetic_assignments(words).is_empty();
+            self.list.outcome = if self.is_test(words) && !assigns {
                 self.condition(words)
                     .map_or_else(|| Outcome::Unknown(self.shown(words)), Outcome::Known)
+            } else if succeeds(words) {
+                Outcome::Known(true)
             } else {
                 Outcome::Assumed(self.shown(words))
             };
@@ -264,7 +316,12 @@ impl Shell {
 
     /// Records what a command would set that may run.
     fn skip(&mut self, words: &[Word], unknown: &Text) {
-        let words = &words[super::declarations(words)..];
+        let computed = super::arithmetic_assignments(words);
+        let words = if computed.is_empty() {
+            &words[super::declarations(words)..]
+        } else {
+            &computed
+        };
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
             if self.training(&words[assigned..]).is_some() {
@@ -320,6 +377,21 @@ impl Shell {
     }
 }
 
+/// Commands that succeed, as far as the rest of a script is concerned.
+const SUCCEED: [&str; 8] = [
+    "echo", "printf", "export", "mkdir", "sleep", "set", "unset", "cd",
+];
+
+/// Returns whether a command succeeds: an assignment without commands, or one of some commands.
+fn succeeds(words: &[Word]) -> bool {
+    let runs_no_command = |w: &Word| {
+        let value = w.assignment.as_ref().map(|a| &a.value);
+        value.is_some_and(|v| !v.iter().any(|part| matches!(part, Part::Command)))
+    };
+    let first = words.first().and_then(Word::literal);
+    first.is_some_and(|first| SUCCEED.contains(&first)) || words.iter().all(runs_no_command)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::shown;
@@ -352,6 +424,36 @@ mod tests {
                 "case a in a) if [ 1 = 2 ]; then C=1; else C=2; fi;; b) C=3;; esac",
                 "2",
             ),
+            ("C=4\n[ 1 -eq 1 ] && { X=1; } || { C=1; }", "4"),
+            ("C=4\n[ 1 -eq 2 ] && { X=1; } || { C=1; }", "1"),
+            ("C=4\n[ 1 -eq 2 ] || { X=1; } && { C=1; }", "1"),
+            ("C=4\n[ 1 -eq 1 ] || { X=1; false; } && C=2", "2"),
+            ("C=8; (( C = C / 2 ))", "4"),
+            ("C=8; ((C/=2))", "4"),
+            ("C=8; let C=C/2", "4"),
+            ("C=8; let C/=2", "4"),
+            ("C=8; : $((C/=2))", "4"),
+            ("C=8; ((C++))", "9"),
+            ("C=8; ((--C, C *= 1 + 1))", "14"),
+            ("C=8; (( C == 4 )) || C=1", "1"),
+            ("C=8; unset C; C=${C:-2}", "2"),
+            ("true && C=4 || C=2", "4"),
+            ("false && C=4 || C=2", "2"),
+            ("C=4\nX=1 || C=2", "4"),
+            ("C=4\necho hi || C=2", "4"),
+            ("C=4\nmkdir -p o || { C=1; }", "4"),
+            ("D=true; if $D; then C=1; else C=4; fi", "1"),
+            ("D=false; if $D; then C=1; else C=4; fi", "4"),
+            ("D=false; $D && C=1 || C=4", "4"),
+            ("D=false; if ! \"$D\"; then C=1; else C=4; fi", "1"),
+            ("X=$(echo \"$Y\" | sed 's/)//')\nC=4", "4"),
+            ("X=$(echo \"$(echo ')')\" # it's\n)\nC=4", "4"),
+            ("for C in 2 4; do echo $C; break; done", "2"),
+            ("for B in 2 4; do C=$((B * 2)); break; done", "4"),
+            (
+                "for B in 2 4; do if [ $B = 2 ]; then C=1; else C=3; fi; break; done",
+                "1",
+            ),
             ("C=4\nwhile [[ $# -gt 0 ]]; do\n C=1\n shift\ndone", "4"),
             ("C=4\nfor a in \"$@\"; do C=1; done", "4"),
             ("for a in x; do C=1; done", "1"),
@@ -371,6 +473,14 @@ mod tests {
     fn conditions_that_decide_the_command_are_reported() {
         for (script, expected, condition) in [
             ("C=4\n[ -f x ] && C=1", "4", Some("[ -f x ]")),
+            ("C=4\n[ -f x ] || { C=1; }", "4", Some("[ -f x ]")),
+            ("C=4\n[ -f x ] && ((C/=2))", "4", Some("[ -f x ]")),
+            ("C=4\nD=$(hostname)\nif $D; then C=1; fi", "4", Some("$(…)")),
+            (
+                "for B in *.json; do C=4; done\n[ $B = a ] && C=1",
+                "4",
+                Some("[ $B = a ]"),
+            ),
             ("C=4\nif [ -f x ]; then C=1; fi", "4", Some("[ -f x ]")),
             (
                 "if command -v x; then B=1; else B=2; fi\nC=$((B * 2))",

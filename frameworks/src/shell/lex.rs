@@ -609,11 +609,57 @@ impl Lexer<'_> {
         }
     }
 
+    /// Returns whether a quote comes again.
+    fn closes(&self, quote: char) -> bool {
+        self.chars.clone().any(|c| c == quote)
+    }
+
+    /// Adds the text up to a closing quote. Commands within double quotes have quotes of their own.
+    fn quoted(&mut self, quote: char, text: &mut String) -> Result<(), ConfigError> {
+        while let Some(c) = self.next() {
+            text.push(c);
+            match c {
+                c if c == quote => break,
+                '\\' if quote == '"' => text.extend(self.next()),
+                '$' if quote == '"' && self.peek() == Some('(') => {
+                    let at = self.at;
+                    text.extend(self.next());
+                    if self.depth >= MAX_DEPTH {
+                        return Err(self.error(at, "nested too deeply"));
+                    }
+                    self.depth += 1;
+                    let inner = self.until(at, '(', ')');
+                    self.depth -= 1;
+                    *text += &inner?;
+                    text.push(')');
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the text up to the closing bracket.
     fn until(&mut self, at: Position, open: char, close: char) -> Result<String, ConfigError> {
         let mut depth = 1;
         let mut text = String::new();
+        // Brackets within quotes are text, as are quotes within `${…}` in double quotes.
+        let quotes = open == '(';
         while let Some(c) = self.next() {
+            if quotes && c == '\\' {
+                text.push(c);
+                text.extend(self.next());
+                continue;
+            }
+            if quotes && c == '#' && text.ends_with(char::is_whitespace) {
+                self.comment();
+                continue;
+            }
+            if quotes && (c == '\'' || c == '"') && self.closes(c) {
+                text.push(c);
+                self.quoted(c, &mut text)?;
+                continue;
+            }
             if c == open {
                 depth += 1;
             } else if c == close {

@@ -61,6 +61,37 @@ fn launchers_of_scripts_are_read() {
     has(&job, &[("train.seq_len", "1024"), ("mesh.dp_shard", "8")]);
 }
 
+/// `accelerate launch` has options for the sizes of its `parallelism_config`
+/// (`accelerate/commands/launch.py`), and passes FSDP's options on as variables that a script can
+/// set itself (`accelerate/utils/launch.py`).
+#[test]
+fn parallel_sizes_and_variables_of_accelerate_are_read() {
+    let trainer =
+        "train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --bf16 True";
+    let launch = "accelerate launch --use_fsdp true --fsdp_version 2 --num_processes 8 --use_parallelism_config true";
+    let job = read(&format!(
+        "{launch} --parallelism_config_dp_replicate_size 2 --parallelism_config_dp_shard_size 4 {trainer}\n"
+    ));
+    has(&job, &[("mesh.dp_shard", "4"), ("mesh.dp_replicate", "2")]);
+    for size in ["tp_size", "cp_size", "sp_size"] {
+        let job = read(&format!(
+            "{launch} --parallelism_config_{size} 4 --parallelism_config_dp_shard_size 2 {trainer}\n"
+        ));
+        let decisive: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+        assert_eq!(decisive, [format!("parallelism_config_{size}")]);
+    }
+    let job = read(&format!(
+        "export FSDP_RESHARD_AFTER_FORWARD=false\nACCELERATE_USE_FSDP=true FSDP_VERSION=2 torchrun --nproc_per_node 8 {trainer}\n"
+    ));
+    has(
+        &job,
+        &[
+            ("fsdp.policy", "\"fsdp2\""),
+            ("fsdp.reshard_after_forward", "false"),
+        ],
+    );
+}
+
 /// Only the code of a script decides whether it trains adapters, which options of adapters suggest.
 /// A file that a variable names is required.
 #[test]
@@ -75,6 +106,76 @@ fn what_decides_a_job_and_is_not_said_is_named() {
     let job = read(&format!("{script} --deepspeed $CONFIG\n"));
     let decisive: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
     assert_eq!(decisive, ["deepspeed"]);
+}
+
+/// LMFlow's `run_finetune_with_qlora.sh` and `run_finetune_with_lisa.sh`. Its Trainer clips
+/// gradients at 1.
+#[test]
+fn scripts_of_lmflow_are_not_of_open_instruct() {
+    let script = "deepspeed --num_gpus 8 examples/finetune.py --model_name_or_path Qwen/Qwen3-0.6B --bf16 True \
+                  --per_device_train_batch_size 1";
+    let job = read(&format!("{script} --use_qlora 1 --lora_r 8\n"));
+    has(&job, &[("train.clip_norm", "1.0")]);
+    let job = read(&format!("{script} --use_lisa 1\n"));
+    let decisive: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+    assert_eq!(decisive, ["use_lisa"]);
+}
+
+/// `qlora.py` and LLaVA's `train.py`: `bits` is 4, 8 or 16.
+#[test]
+fn bits_of_frozen_models_are_read() {
+    let script = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B --bf16 True \
+                  --per_device_train_batch_size 1 --lora_enable True";
+    let quantized = |bits: &str| {
+        let job = read(&format!("{script} --bits {bits}\n"));
+        setting(&job, "precision.frozen_params")
+    };
+    assert_eq!(quantized("4").as_deref(), Some("\"nf4\""));
+    assert_eq!(quantized("8").as_deref(), Some("\"int8\""));
+    assert_ne!(quantized("16"), quantized("8"));
+    assert_ne!(quantized("16"), quantized("4"));
+}
+
+/// Scripts have arguments of their own, so a misspelled one is only a warning.
+#[test]
+fn misspelled_arguments_are_warned_about() {
+    let job = read(
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B \
+         --per_device_train_batch_siz 2 --gradient_checkpointng True --max_length 512 --own_one 3\n",
+    );
+    let warned = job.rows().iter().filter_map(|r| r.doubt.as_ref());
+    let warned: Vec<bool> = warned
+        .map(|d| {
+            d.message.contains("`per_device_train_batch_size`")
+                || d.message.contains("`gradient_checkpointing`")
+        })
+        .collect();
+    assert_eq!(warned, [true, true]);
+}
+
+/// Bash resolves these to the folder of the script, in which the file is.
+#[test]
+fn files_in_the_folder_of_a_script_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = r#"{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}"#;
+    std::fs::write(folder.path().join("ds.json"), json).unwrap();
+    let script = folder.path().join("train.sh");
+    for (before, start) in [
+        ("", "$PWD"),
+        ("", "$(pwd)"),
+        ("", "$(dirname \"$0\")"),
+        ("D=$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)", "$D"),
+    ] {
+        let text = format!(
+            "{before}\ntorchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B \
+             --per_device_train_batch_size 1 --deepspeed {start}/ds.json\n"
+        );
+        std::fs::write(&script, text).unwrap();
+        let job = crate::read(std::slice::from_ref(&script), &eight())
+            .unwrap_or_else(|e| panic!("{start}: {e}"));
+        has(&job, &[("fsdp.strategy", "\"optim_grads_params\"")]);
+        assert_eq!(job.decisive().count(), 0, "{start}");
+    }
 }
 
 /// Commands inside text: `eval`, `bash -c`, and a job submitted as a here-document.

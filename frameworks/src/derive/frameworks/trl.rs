@@ -102,10 +102,10 @@ pub(super) fn defaults_of_trainer(draft: &mut Draft) -> Result<(), ConfigError> 
 /// # Errors
 /// Fails if another key gives a different value.
 fn open_instruct(draft: &mut Draft) -> Result<(), ConfigError> {
-    if !has(
-        draft,
-        &["use_qlora", "use_slow_tokenizer", "dataset_mixer_list"],
-    ) {
+    // LMFlow has `use_qlora`, too, and calls the rank `lora_r` in place of `lora_rank`.
+    let of_lmflow = has(draft, &["lora_r", "save_aggregated_lora", "use_lisa"]);
+    let own = has(draft, &["use_slow_tokenizer", "dataset_mixer_list"]);
+    if !own && (of_lmflow || !has(draft, &["use_qlora"])) {
         return Ok(());
     }
     if !has(draft, &["clip_grad_norm", "max_grad_norm"]) {
