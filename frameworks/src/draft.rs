@@ -86,6 +86,16 @@ impl Draft {
                 }
             }
             Effect::Mixed(value) => {
+                if let Some(first) = self.mixed.filter(|m| m.value != value)
+                    && is_flag(&self.rows[first.row].key)
+                    && is_flag(&self.rows[row].key)
+                {
+                    let message = format!(
+                        "{} is on, too: programs accept one of them",
+                        self.rows[first.row].key
+                    );
+                    return Err(self.error(row, message));
+                }
                 // Arguments of the Trainer override Accelerate's `mixed_precision: no`.
                 if self.mixed.is_none_or(|m| m.value == Dtype::F32) {
                     self.mixed = Some(Given { value, row });
@@ -415,4 +425,8 @@ fn items(text: &str) -> Option<Vec<String>> {
     let table: toml::Table = toml::from_str(&format!("list = {text}")).ok()?;
     let items = table.get("list")?.as_array()?.iter();
     items.map(|i| i.as_str().map(str::to_owned)).collect()
+}
+/// Returns whether a key is one of the flags that turn mixed precision on.
+fn is_flag(key: &str) -> bool {
+    matches!(key.trim_start_matches('-'), "bf16" | "fp16")
 }

@@ -136,12 +136,26 @@ fn bits_of_frozen_models_are_read() {
     assert_ne!(quantized("16"), quantized("4"));
 }
 
+/// `TrainingArguments` of transformers raises an error.
+#[test]
+fn two_types_of_mixed_precision_are_refused() {
+    let script = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B --bf16 True \
+                  --per_device_train_batch_size 1 --fp16";
+    let error = |value: &str| try_text("train.sh", &format!("{script} {value}\n"), &eight()).err();
+    assert_eq!(error("False"), None);
+    let error = error("True").unwrap();
+    assert!(
+        error.starts_with("train.sh:1:") && error.contains("bf16 is on, too"),
+        "{error}"
+    );
+}
+
 /// Scripts have arguments of their own, so a misspelled one is only a warning.
 #[test]
 fn misspelled_arguments_are_warned_about() {
     let job = read(
         "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-0.6B \
-         --per_device_train_batch_siz 2 --gradient_checkpointng True --max_length 512 --own_one 3\n",
+         --per_device_train_batchsize 2 --gradient_checkpointng True --max_length 512 --own_one 3\n",
     );
     let warned = job.rows().iter().filter_map(|r| r.doubt.as_ref());
     let warned: Vec<bool> = warned
