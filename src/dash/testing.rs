@@ -347,6 +347,7 @@ pub(crate) fn explained(stage: &Stage) -> Explained {
         peak_allocated: gib(reserved - 2.0),
         peak_reserved: gib(reserved),
         peak_device: gib(reserved + 1.0),
+        host_state: Bytes(0),
         free_bytes: Some(gib(139.0 - reserved).0.cast_signed()),
         has_headroom: true,
         fit,

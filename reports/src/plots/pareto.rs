@@ -71,10 +71,14 @@ pub fn pareto(title: &str, unit: &str, spots: &[Spot], capacity: Option<f64>) ->
     let beginning = (24.0, f64::midpoint(TOP, floor) + 8.0);
     canvas.text(beginning, Anchor::Middle, "faint", unit);
     canvas.close();
+    let mut taken = Vec::new();
     if let Some(limit) = limit {
         canvas.line(&[(px(limit), TOP), (px(limit), floor)], "bad", 3.0, "10 8");
-        let at = (px(limit) - 10.0, TOP + 20.0);
-        canvas.label(at, Anchor::End, "bad", "device memory");
+        let words = "device memory";
+        let (end, base) = (px(limit) - 10.0, floor - 10.0);
+        canvas.label((end, base), Anchor::End, "bad", words);
+        let width = width_of(words, TEXT);
+        taken.push([end - width, base - 20.0, width, TEXT]);
     }
     // Between two points of the front, the smaller one is the fastest that fits.
     let mut steps = Vec::new();
@@ -85,6 +89,7 @@ pub fn pareto(title: &str, unit: &str, spots: &[Spot], capacity: Option<f64>) ->
         steps.push((px(spot.reserved), py(spot.throughput)));
     }
     canvas.line(&steps, "c0", 3.0, "");
+    taken.extend(steps.windows(2).map(|ends| around(ends[0], ends[1])));
     for spot in spots {
         point(
             &mut canvas,
@@ -93,7 +98,7 @@ pub fn pareto(title: &str, unit: &str, spots: &[Spot], capacity: Option<f64>) ->
             (px(spot.reserved), py(spot.throughput)),
         );
     }
-    labels(&mut canvas, spots, &|s: &Spot| {
+    labels(&mut canvas, spots, taken, &|s: &Spot| {
         (px(s.reserved), py(s.throughput))
     });
     let legend = legend(spots, limit.is_some());
@@ -126,14 +131,28 @@ fn point(canvas: &mut Canvas, spot: &Spot, unit: &str, (x, y): (f64, f64)) {
     canvas.close();
 }
 
-/// Labels points without overlaps, starting with those on the front.
-fn labels(canvas: &mut Canvas, spots: &[Spot], place: &impl Fn(&Spot) -> (f64, f64)) {
+/// Returns the place `[x, y, width, height]` of a line along an axis, with a margin.
+fn around(a: (f64, f64), b: (f64, f64)) -> [f64; 4] {
+    let margin = 2.0;
+    let (left, top) = (a.0.min(b.0) - margin, a.1.min(b.1) - margin);
+    let (width, height) = ((a.0 - b.0).abs(), (a.1 - b.1).abs());
+    [left, top, width + 2.0 * margin, height + 2.0 * margin]
+}
+
+/// Labels points without overlaps with each other, other points and the places that are taken,
+/// starting with those on the front.
+fn labels(
+    canvas: &mut Canvas,
+    spots: &[Spot],
+    mut taken: Vec<[f64; 4]>,
+    place: &impl Fn(&Spot) -> (f64, f64),
+) {
     let (first, rest): (Vec<&Spot>, Vec<&Spot>) = spots.iter().partition(|s| s.on_front);
     let marks = spots.iter().map(|s| {
         let (x, y) = place(s);
         [x - RADIUS, y - RADIUS, 2.0 * RADIUS, 2.0 * RADIUS]
     });
-    let mut taken: Vec<[f64; 4]> = marks.collect();
+    taken.extend(marks);
     for spot in first.into_iter().chain(rest) {
         let (x, y) = place(spot);
         let text = draw::cut(&spot.label, 30);
