@@ -440,6 +440,11 @@ impl Feed {
                 let n = known.bytes.0 / known.dtype.size();
                 (0..n).for_each(|_| push(&mut out, known.dtype, 1.0));
             }
+            // The numbers of the rows of a tensor, in order.
+            "rows" => {
+                let n = known.bytes.0 / known.dtype.size();
+                (0..n).for_each(|row| out.extend_from_slice(&row.to_le_bytes()));
+            }
             "attention_temperature" => {
                 // Also in packed sequences, these are the positions in the whole.
                 for position in 0..self.seq_len {

@@ -549,6 +549,13 @@ impl Document {
             .map_or_else(|| name.into(), |folder| folder.join(name))
     }
 
+    /// The text of a key's value in its source, with quotes.
+    pub(crate) fn written(&self, key: Key) -> Option<&str> {
+        let origin = self.value(key)?.origin;
+        let source = self.sources.get(origin.source as usize)?;
+        source.text.get(origin.span())
+    }
+
     /// The text of a value as written; strings without quotes.
     pub(crate) fn text_of(&self, value: &Value) -> String {
         match &value.datum {

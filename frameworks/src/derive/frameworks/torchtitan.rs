@@ -33,10 +33,15 @@ const OLD_SECTION: &str = "experimental.";
 /// # Errors
 /// Fails if another key gives a different value.
 pub(super) fn step(draft: &mut Draft, _ranks: u64) -> Result<(), ConfigError> {
+    if let Some(length) = draft.value("train.seq_len").map(str::to_owned) {
+        draft.assume("model.max_seq_len", length, POSITIONS);
+    }
     loss_chunks(draft)?;
     compiled_parts(draft)?;
     recompute(draft)
 }
+
+const POSITIONS: &str = "torchtitan makes as many positions as a sequence has";
 
 /// Compiles what `compile.components` lists: by default, blocks and the loss.
 fn compiled_parts(draft: &mut Draft) -> Result<(), ConfigError> {

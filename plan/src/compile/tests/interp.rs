@@ -45,7 +45,7 @@ impl Inputs {
                 (0..n)
                     .map(|i| match c.name {
                         "tokens" => ((rng.next() + 1.0) / 2.0 * vocab as f64).floor(),
-                        "positions" => i as f64,
+                        "positions" | "rows" => i as f64,
                         _ => rng.next(),
                     })
                     .collect()

@@ -58,7 +58,7 @@ impl Experts {
         // `weighted_out[inv_perm].view(tokens, k, hidden).sum(dim=1)`: the rows are in the order of
         // the choices before they are added up.
         let each = b.unpermute(Indexing::Index, [out, place], tokens * k);
-        let order = b.constant("positions", &[tokens * k], DType::I64, false);
+        let order = b.constant("rows", &[tokens * k], DType::I64, false);
         let order = b.g.reshape(order, &[tokens, k]);
         let y = b.unpermute(Indexing::Own, [each, order], tokens);
         let inputs = [weights, ids, offsets, position, x].into_iter();

@@ -311,6 +311,8 @@ fn impossible_combinations() {
         ],
         &["fsdp.placements.dp_shard=[\"flat\", \"replicate\", \"flat\"]"],
         &["fsdp.placements={ dp_replicate = [\"flat\", \"flat\", \"flat\"] }"],
+        &["fsdp.sharding_strategy=HYBRID_SHARD"],
+        &["fsdp.sharding_strategy=_HYBRID_SHARD_ZERO2"],
         &["fsdp.frozen=[\"layers 1\"]"],
         &["compile.mode=full", "fsdp.policy=megatron"],
         &["compile.fuse_projections=qkv"],

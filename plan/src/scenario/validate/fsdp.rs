@@ -42,6 +42,7 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
 fn strategy(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
     refuse(s, d, "fsdp.strategy")?;
+    hybrid(d)?;
     if f.outer_strategy == OuterStrategy::Optim {
         let keys = [Key::OuterStrategy, Key::Placements];
         if f.strategy != Strategy::OptimGradsParams {
@@ -68,6 +69,18 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
         }
     }
     Ok(())
+}
+
+/// Refuses PyTorch's names of strategies with replicas where no number of replicas is given. They
+/// would mean the strategies without.
+fn hybrid(d: &Document) -> Checked {
+    let written = d.written(Key::Strategy).unwrap_or_default();
+    if !written.contains("HYBRID_SHARD") || d.value(Key::DpOuter).is_some() {
+        return Ok(());
+    }
+    let message = "HYBRID_SHARD has replicas, but `mesh.dp_replicate` is not set";
+    let help = "set mesh.dp_replicate, for example to the number of nodes, or use FULL_SHARD";
+    Err(d.conflict(&[Key::Strategy], message).with_help(help))
 }
 
 /// Refuses values of `reshard_after_forward` that the schedule does not have, and groups that do
