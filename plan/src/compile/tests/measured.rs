@@ -180,7 +180,7 @@ fn a_compiled_loss_has_no_float32_logits() {
         // No other tensor has as many elements.
         s.model.vocab = 101;
         let t = build(&s);
-        let rows = s.train.seq_len * u64::from(s.train.micro_batch);
+        let rows = s.train.seq_len * s.train.micro_batch;
         let made = t.forward.iter().chain(&t.backward);
         let sizes: Vec<u64> = made
             .filter_map(|op| match op {
