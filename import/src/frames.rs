@@ -37,10 +37,10 @@ mod tests {
             ),
             ("<string>", false),
             ("/usr/lib/python3.11/contextlib.py", false),
-            ("/workspace/torch/train.py", true),
+            ("/home/user/torch/train.py", true),
         ] {
             assert_eq!(is_of_user(file), expected, "{file}");
         }
-        assert_eq!(line("/workspace/torch/train.py", 77), "train.py:77");
+        assert_eq!(line("/home/user/torch/train.py", 77), "train.py:77");
     }
 }

@@ -196,7 +196,7 @@ mod tests {
         assert_eq!((reverse.lost.len(), reverse.lost_by_first), (0, 1));
         assert_eq!(counted(&first, &second), []);
         assert_eq!(counted(&first, &first).len(), 4);
-        // Each trace lacks one: what does not overlap is no pair.
+        // Each trace lacks one. Calls that do not overlap are not paired.
         let found = pairs(&rank(&[10, 20, 30]), &rank(&[20, 40]));
         assert_eq!((found.both, found.lost), (vec![(1, 0)], vec![0, 2]));
     }
