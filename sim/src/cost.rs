@@ -569,6 +569,76 @@ mod tests {
         }
     }
 
+    /// Kernels of eager attention in steps of MPT, Bloom and GPT-OSS on one H200, and `rows.py`.
+    #[test]
+    fn the_time_of_softmax_depends_on_its_rows_and_that_of_sums_on_elements() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let us = |name: &str, op, class, dtype: DType, shapes: [&[u64]; 3]| {
+            let slot = |shape: &[u64]| Slot {
+                place: Place::Read(0),
+                offset: 0,
+                shape: SmallVec::from_slice(shape),
+                strides: SmallVec::new(),
+                dtype,
+            };
+            let bytes = |shape: &[u64]| shape.iter().product::<u64>() * dtype.size();
+            let [a, b, out] = shapes;
+            let operands = [a, b].into_iter().filter(|shape| !shape.is_empty());
+            let read = operands.clone().map(bytes).sum();
+            let body = BodyOp {
+                op,
+                inputs: operands.map(slot).collect(),
+                outputs: SmallVec::from_elem(slot(out), 1),
+            };
+            let kernel = Kernel {
+                dtype,
+                body: vec![body],
+                ..kernel(name, class, 0, read, bytes(out))
+            };
+            alone(&kernel, &profile).us
+        };
+        let softmax = |dtype, shape| {
+            let class = KernelClass::Softmax { backward: false };
+            us(
+                "softmax",
+                OpKind::Softmax,
+                class,
+                dtype,
+                [shape, &[], shape],
+            )
+        };
+        let backward = |dtype, shape| {
+            let class = KernelClass::Softmax { backward: true };
+            let name = "softmax_backward";
+            us(
+                name,
+                OpKind::SoftmaxGrad,
+                class,
+                dtype,
+                [shape, shape, shape],
+            )
+        };
+        let masked = |shape, mask| {
+            let class = KernelClass::Strided;
+            us("add", OpKind::Add, class, DType::Bf16, [shape, mask, shape])
+        };
+        let (f32, bf16) = (DType::F32, DType::Bf16);
+        for (predicted, measured) in [
+            (softmax(f32, &[4, 32, 2048, 2048]), 1507.5),
+            (softmax(f32, &[1 << 18, 1024]), 521.8),
+            (softmax(f32, &[65_536, 4096]), 824.1),
+            (softmax(bf16, &[1, 64, 4096, 4097]), 4576.5),
+            (backward(f32, &[4, 32, 2048, 2048]), 1476.5),
+            (backward(bf16, &[1, 64, 4096, 4097]), 3149.5),
+            (backward(bf16, &[65_536, 4096]), 369.9),
+            (masked(&[2, 32, 2048, 2048], &[2, 1, 2048, 2048]), 739.5),
+            (masked(&[1, 64, 4096, 4096], &[1, 1, 4096, 4096]), 2884.0),
+        ] {
+            let error: f64 = predicted / measured - 1.0;
+            assert!(error.abs() < 0.09, "{predicted} of {measured}");
+        }
+    }
+
     /// Matmuls of Falcon's attention in steps on two H200.
     #[test]
     fn float32_matmuls_of_many_heads_reach_half_of_the_peak() {
@@ -755,6 +825,7 @@ mod tests {
                 class: MemoryClass::Fill,
                 op: None,
                 dtype: None,
+                columns: None,
                 in_step,
                 bytes,
                 rows: vec![(100 * mb, 25.0), (200 * mb, 48.0)],

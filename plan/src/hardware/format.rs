@@ -359,6 +359,7 @@ pub const SECTIONS: &[Section] = &[
         "even" Number(AtLeastOne), "", Required, "rows of an even number of elements that is not a multiple of 8";
         "odd" Number(AtLeastOne), "", Required, "rows of an odd number of elements";
         "odd_result" Number(AtLeastOne), "", Unknown, "only rows of the result have an odd number of elements, as for logits of an odd vocabulary; without it `odd`";
+        "batched" Number(AtLeastOne), "", Unknown, "batches of matrices of which an operand has rows that begin at odd elements; without it `odd`";
     }),
     Section {
         path: "efficiency.memory",
@@ -405,10 +406,11 @@ pub const SECTIONS: &[Section] = &[
     section!(array "memory" "Measured memory-bound kernels." {
         "source" Text, "", Required, "where the rows come from";
         "class" Word(&MEMORY_CLASSES), "", Required, "class, as in `[efficiency.memory]`";
-        "op" Text, "", Unknown, "only kernels whose name contains this; the longest name is preferred. Elementwise kernels whose operands have two types end with `promoted`, a cast to a wider type is `cast_up`, and `_chunk_cat` without a cast `chunk_cat_no_cast`";
+        "op" Text, "", Unknown, "only kernels whose name contains this; the longest name is preferred. Elementwise kernels whose operands have two types end with `promoted`, softmax on rows that do not all begin at multiples of 16 bytes with `unaligned`; a cast to a wider type is `cast_up`, and `_chunk_cat` without a cast `chunk_cat_no_cast`";
         "dtype" Dtype, "", Unknown, "only kernels on this element type";
+        "columns" Integer(1, MAX), "", Unknown, "only kernels on rows of at most this many elements; the table with the fewest is preferred";
         "in_step" Flag, "", Is("false"), "measured within training steps, with the caches in the state that they have there";
-        "bytes" Word(&["moved", "described"]), "", Unknown, "how bytes were counted: moved (gradients in their stored type), described (all in the type that the kernel computes in); without it `described` for `in_step`";
+        "bytes" Word(&["moved", "described", "expanded"]), "", Unknown, "how bytes were counted: moved (gradients in their stored type), described (all in the type that the kernel computes in), expanded (all operands in the shape of the result, also those that are broadcast); without it `described` for `in_step`";
         "rows" BYTES_ROWS, "", Required, "bytes read and written, and time";
     }),
     section!(array "collective" "Measured collectives, alone on the links." {

@@ -196,25 +196,34 @@ pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     let Some(factors) = profile.efficiency.gemm_misaligned else {
         return 1.0;
     };
-    let zeros = |slot: &Slot| match slot.shape.last() {
-        Some(row) if slot.dtype.size() == 2 => row.trailing_zeros(),
-        _ => u64::BITS,
-    };
     let aligned = ALIGNED.trailing_zeros();
-    let gemms = body
-        .iter()
-        .filter(|op| matches!(op.op, OpKind::Gemm { .. }));
-    let factor = gemms.map(|op| {
-        let of = |slots: &[Slot]| slots.iter().map(zeros).min().unwrap_or(u64::BITS);
+    let factor = body.iter().map(|op| {
+        let of = |slots: &[Slot]| slots.iter().map(row_zeros).min().unwrap_or(u64::BITS);
         let (operands, result) = (of(op.inputs.get(..2).unwrap_or_default()), of(&op.outputs));
+        let odd = match op.op {
+            OpKind::Gemm { .. } if operands >= aligned => factors.odd_result,
+            OpKind::Gemm { .. } => None,
+            OpKind::BatchedGemm => factors.batched,
+            _ => return 1.0,
+        };
         match operands.min(result) {
-            0 if operands >= aligned => factors.odd_result.unwrap_or(factors.odd),
-            0 => factors.odd,
+            0 => odd.unwrap_or(factors.odd),
             zeros if zeros < aligned => factors.even,
             _ => 1.0,
         }
     });
     factor.fold(1.0, f64::max)
+}
+
+/// Returns the number of factors 2 in the distance between rows of a 16-bit matrix, in elements.
+fn row_zeros(slot: &Slot) -> u32 {
+    if slot.dtype.size() != 2 {
+        return u64::BITS;
+    }
+    let apart = slot.strides.iter().filter(|&&stride| stride > 1);
+    let strided = apart.map(|stride| stride.trailing_zeros()).min();
+    let dense = || slot.shape.last().map(|row| row.trailing_zeros());
+    strided.or_else(dense).unwrap_or(u64::BITS)
 }
 
 /// Returns whether a table has a row for exactly this GEMM, which then needs no correction.

@@ -6,6 +6,7 @@ use crate::hardware::{Counted, MemoryClass, MemoryTable, Profile};
 use shardlab_plan::ir::Kernel;
 use shardlab_plan::units::Bytes;
 use std::borrow::Cow;
+use std::cmp::Reverse;
 
 pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let Some(class) = MemoryClass::of(&kernel.class) else {
@@ -15,13 +16,19 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         };
     };
     let name = name(kernel, class);
+    let columns = columns(kernel);
     let fits = |t: &&MemoryTable| {
         t.class == class
             && t.op.as_deref().is_none_or(|op| name.contains(op))
             && t.dtype.is_none_or(|d| d == kernel.dtype)
+            && t.columns
+                .is_none_or(|most| columns.is_some_and(|n| n <= most))
     };
     // The most specific table is used, and the first of equal ones.
-    let rank = |t: &MemoryTable| (t.op.as_ref().map_or(0, String::len), t.dtype.is_some());
+    let rank = |t: &MemoryTable| {
+        let op = t.op.as_ref().map_or(0, String::len);
+        (op, t.dtype.is_some(), t.columns.map(Reverse))
+    };
     let found = profile
         .memory
         .iter()
@@ -29,6 +36,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         .reduce(|best, t| if rank(t) > rank(best) { t } else { best });
     let bytes = match found.map(MemoryTable::counted) {
         Some(Counted::Described) => kernel.read.0 + kernel.written.0,
+        Some(Counted::Expanded) => expanded(kernel).unwrap_or(moved.0),
         Some(Counted::Moved) | None => moved.0,
     };
     let shortest = profile.device.min_kernel_us;
@@ -70,7 +78,30 @@ fn name(kernel: &Kernel, class: MemoryClass) -> Cow<'_, str> {
     if class == MemoryClass::Strided && promotes(kernel) {
         return format!("{} promoted", kernel.name).into();
     }
+    if is_softmax(class) && columns(kernel).is_some_and(|n| n * kernel.dtype.size() % 16 != 0) {
+        return format!("{} unaligned", kernel.name).into();
+    }
     kernel.name.as_str().into()
+}
+
+fn is_softmax(class: MemoryClass) -> bool {
+    matches!(class, MemoryClass::Softmax | MemoryClass::SoftmaxBackward)
+}
+
+/// Returns the number of elements per row of the first operand.
+fn columns(kernel: &Kernel) -> Option<u64> {
+    kernel.body.first()?.inputs.first()?.shape.last().copied()
+}
+
+/// Returns the bytes of all operands of a kernel with one operation, in the shape of the result.
+fn expanded(kernel: &Kernel) -> Option<u64> {
+    let [only] = &kernel.body[..] else {
+        return None;
+    };
+    let result = only.outputs.first()?;
+    let elements: u64 = result.shape.iter().product();
+    let operands = only.inputs.iter().chain([result]);
+    Some(operands.map(|slot| elements * slot.dtype.size()).sum())
 }
 
 /// Returns whether the operands of the first operation have different types.

@@ -37,7 +37,10 @@ pub(super) fn reconcile(p: &mut Profile) {
 
 /// Merges the tables of each kind of memory-bound kernel into one.
 fn joined(mut tables: Vec<MemoryTable>) -> Vec<MemoryTable> {
-    let kind = |t: &MemoryTable| (t.class, t.op.clone(), t.dtype, t.in_step, t.counted());
+    let kind = |t: &MemoryTable| {
+        let key = (t.class, t.op.clone(), t.dtype, t.columns);
+        (key, t.in_step, t.counted())
+    };
     agree(
         &mut tables,
         |t| (kind(t), &mut t.rows),

@@ -447,6 +447,10 @@ pub struct GemmMisaligned {
     /// vocabulary. If not given, `odd`.
     #[serde(default)]
     pub odd_result: Option<f64>,
+    /// The same for batches of matrices of which an operand has rows that begin at odd elements. If
+    /// not given, `odd`.
+    #[serde(default)]
+    pub batched: Option<f64>,
 }
 
 /// Classes of memory-bound kernels. Backward kernels of a class may have a separate entry.
@@ -646,12 +650,17 @@ pub struct MemoryTable {
     pub class: MemoryClass,
     /// If given, only kernels whose name contains this text. Of several matching tables, a kernel
     /// uses the one with the longest text, or else that of the class. The names of elementwise
-    /// kernels whose operands have two types end with `promoted`. A cast to a wider type is
+    /// kernels whose operands have two types end with `promoted`, those of softmax on rows that do
+    /// not all begin at multiples of 16 bytes with `unaligned`. A cast to a wider type is
     /// `cast_up`, and `_chunk_cat` without a cast is `chunk_cat_no_cast`.
     pub op: Option<String>,
     /// If given, only kernels on this element type. A kernel prefers this table to one for all
     /// types.
     pub dtype: Option<DType>,
+    /// If given, only kernels on matrix rows of at most this many elements. Of several matching
+    /// tables, a kernel uses the one with the fewest. PyTorch computes softmax of short rows in
+    /// registers.
+    pub columns: Option<u64>,
     /// Whether the rows were measured within steps, where operands are in the caches or not as in a
     /// real step.
     pub in_step: bool,
@@ -672,6 +681,10 @@ pub enum Counted {
     /// The bytes in the descriptor of the kernel, which does not depend on how gradients are
     /// stored: all operands count in the compute type.
     Described,
+    /// The bytes of all operands in the shape of the result, also of those that are broadcast. The
+    /// time of strided kernels depends on the number of elements more than on the bytes that they
+    /// move.
+    Expanded,
 }
 
 impl MemoryTable {

@@ -1,12 +1,14 @@
 //! Attention as transformers calls it, and its masks.
 
 use super::Builder;
-use crate::config::{AttentionSinks, AttnImplementation, LayerType, Model};
+use super::code::ScoreType;
+use crate::config::{AttentionSinks, AttnImplementation, LayerType};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, ScoreMod, op};
 use crate::models::declare::ROOT;
 use crate::models::spec::Mask;
 use crate::ops::eager::batched;
+use crate::ops::masked_fill;
 
 /// Framework calls between embedding and first block, until the host reads whether the positions of
 /// packed sequences start again (`find_packed_sequence_indices`): 12 small kernels, each a call and
@@ -45,14 +47,15 @@ impl Masks {
         let reaches = slides_far && reaches(options.layers.sliding_window)
             || chunked && reaches(options.layers.attention_chunk);
         let slides = slides || chunked;
-        let code = attention_code(&b.s.model);
+        let code = attention_code(b);
         let (full, sliding) = match code {
             AttnImplementation::Sdpa => (false, slides && reaches),
             AttnImplementation::Eager => (causal, slides),
             AttnImplementation::FlashAttention2 => (false, false),
         };
-        let eager = code == AttnImplementation::Eager;
-        let mut of = |needed: bool| needed.then(|| positions(b, eager));
+        let fills = b.code().attention.fills_mask;
+        let numbers = code == AttnImplementation::Eager && !fills;
+        let mut of = |needed: bool| needed.then(|| positions(b, numbers));
         Self {
             full: of(full),
             sliding: of(sliding),
@@ -81,12 +84,15 @@ impl Masks {
     }
 }
 
-/// Returns the code that computes attention. `sdpa` has no sinks, so that models with sinks are
+/// Returns the code that computes attention. Types without code for `sdpa`, and all with sinks, are
 /// loaded with `eager` instead (`_supports_sdpa = False`).
-fn attention_code(m: &Model) -> AttnImplementation {
-    let has_sinks = m.options.attention.attention_sinks != AttentionSinks::None;
-    match m.options.attn_implementation {
-        AttnImplementation::Sdpa if has_sinks => AttnImplementation::Eager,
+fn attention_code(b: &Builder<'_>) -> AttnImplementation {
+    let options = &b.s.model.options;
+    let has_sinks = options.attention.attention_sinks != AttentionSinks::None;
+    match options.attn_implementation {
+        AttnImplementation::Sdpa if has_sinks || !b.code().attention.sdpa => {
+            AttnImplementation::Eager
+        }
         code => code,
     }
 }
@@ -145,13 +151,13 @@ pub(in crate::models) fn attention(
     qkv: [ValueId; 3],
     scores: Scores,
 ) -> ValueId {
-    match (attention_code(&b.s.model), scores.mask) {
+    match (attention_code(b), scores.mask) {
         (AttnImplementation::FlashAttention2, _) => {
             b.flex_attention(qkv, scores.causal, scores.scale, scores.score_mod)
         }
         (AttnImplementation::Eager, _) => eager(b, qkv, scores),
         (AttnImplementation::Sdpa, _)
-            if b.code().broadcasts_key && b.g.value(qkv[1]).shape[1] == 1 =>
+            if b.code().attention.broadcasts_key && b.g.value(qkv[1]).shape[1] == 1 =>
         {
             math(b, qkv, scores, None)
         }
@@ -230,7 +236,7 @@ pub(in crate::models) fn biased(
     scores: Scores,
 ) -> ValueId {
     let takes_sdpa = b.s.model.options.context.encoder_layers > 0;
-    match attention_code(&b.s.model) {
+    match attention_code(b) {
         AttnImplementation::Sdpa if takes_sdpa => math(b, qkv, scores, Some(bias)),
         _ => {
             let shape = b.g.value(bias).shape.clone();
@@ -256,7 +262,11 @@ fn matrices(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> (ValueId, ValueId, 
 
 /// Returns `[batch, heads, seq, keys]` scores with the mask, and the values, one matrix per head.
 fn eager_scores(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> [ValueId; 2] {
-    let [q, k, v] = repeated(b, qkv);
+    let code = b.code().attention;
+    let [mut q, mut k, v] = repeated(b, qkv);
+    if code.eager == ScoreType::Float {
+        [q, k] = [q, k].map(|x| b.g.cast(x, DType::F32));
+    }
     let shape = b.g.value(q).shape.clone();
     let (q, k, v) = matrices(b, [q, k, v]);
     let w = batched(&mut b.g, q, k);
@@ -266,8 +276,17 @@ fn eager_scores(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> [Valu
     if scores.score_mod.softcap.0 > 0.0 {
         w = super::softcap(b, w, scores.score_mod.softcap.0);
     }
+    if scores.score_mod.alibi {
+        let (shape, dtype) = (b.g.value(w).shape.clone(), b.g.value(w).dtype);
+        let bias = b.constant("alibi", &[shape[1], 1, keys], dtype, false);
+        let bias = b.g.expand(bias, &shape);
+        w = b.g.binary(OpKind::Add, w, bias);
+    }
     if let Some(mask) = scores.mask {
-        w = b.g.binary(OpKind::Add, w, mask);
+        w = match code.fills_mask {
+            true => masked_fill(&mut b.g, w, mask),
+            false => b.g.promoted(OpKind::Add, w, mask),
+        };
     }
     [w, v]
 }
@@ -290,7 +309,7 @@ pub(in crate::models) fn with_sinks(
     sinks: ValueId,
     scores: Scores,
 ) -> ValueId {
-    if !b.is_transformers() || attention_code(&b.s.model) == AttnImplementation::FlashAttention2 {
+    if !b.is_transformers() || attention_code(b) == AttnImplementation::FlashAttention2 {
         let kind = op::SinkAttention {
             causal: scores.causal,
             scale: Real(scores.scale),
@@ -305,12 +324,11 @@ pub(in crate::models) fn with_sinks(
     let column = b.g.expand(column, &[batch, heads, seq, 1]);
     let all = b.g.cat(&[w, column], 3);
     // `combined_logits - combined_logits.max(-1)`. Softmax does not depend on what is subtracted
-    // from a row: here, a number that costs as much to compute.
+    // from a row: here, a number that costs as much to compute, and whose gradient does.
     let rows = b.g.reshape(all, &[batch * heads * seq, keys + 1]);
-    let rows = b.g.detach(rows);
     let shape = [batch * heads * seq, 1];
-    let largest =
-        b.g.compute(OpKind::LogSumExp, &[rows], &[(&shape, DType::F32)])[0];
+    let sum = OpKind::RowSum(op::RowSum { scale: Real(1.0) });
+    let largest = b.g.compute(sum, &[rows], &[(&shape, DType::F32)])[0];
     let dtype = b.g.value(all).dtype;
     let largest = b.g.cast(largest, dtype);
     let largest = b.g.reshape(largest, &[batch, heads, seq, 1]);
@@ -327,9 +345,9 @@ pub(in crate::models) fn with_sinks(
 /// Applies `eager_attention_forward`.
 fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     let [mut w, v] = eager_scores(b, qkv, scores);
-    let dtype = b.g.value(w).dtype;
+    let dtype = b.g.value(v).dtype;
     let scores = w;
-    if b.code().float_softmax {
+    if b.code().attention.eager == ScoreType::FloatSoftmax {
         w = b.g.cast(w, DType::F32);
     }
     let weights = b.g.unary(OpKind::Softmax, w);

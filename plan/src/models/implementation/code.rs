@@ -7,13 +7,34 @@ use crate::config::{Family, Model};
 pub(super) struct Code {
     pub(super) norm: NormCode,
     pub(super) rotary: RotaryCode,
-    /// Eager attention converts scores to float32 for the softmax.
-    pub(super) float_softmax: bool,
+    pub(super) attention: AttentionCode,
+    /// Logits are converted to float32 for the cross entropy (`ForCausalLMLoss`).
+    pub(super) float_loss: bool,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AttentionCode {
+    /// Whether the type has code for `sdpa`. Transformers loads the others with `eager`.
+    pub(super) sdpa: bool,
     /// One key for all heads is passed to `scaled_dot_product_attention` as it is. No fused kernel
     /// broadcasts it.
     pub(super) broadcasts_key: bool,
-    /// Logits are converted to float32 for the cross entropy (`ForCausalLMLoss`).
-    pub(super) float_loss: bool,
+    /// Types of eager attention.
+    pub(super) eager: ScoreType,
+    /// Eager attention masks scores by `masked_fill` in place of a sum.
+    pub(super) fills_mask: bool,
+}
+
+/// The type in which eager attention computes scores and their softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScoreType {
+    /// That of the activations.
+    Activations,
+    /// Scores are converted to float32 for the softmax.
+    FloatSoftmax,
+    /// Queries and keys are converted to float32 for the scores.
+    Float,
 }
 
 /// In which type a norm multiplies by its weight.
@@ -60,8 +81,12 @@ impl Code {
             repeats_tables: false,
             always_concatenates: false,
         },
-        float_softmax: true,
-        broadcasts_key: false,
+        attention: AttentionCode {
+            sdpa: true,
+            broadcasts_key: false,
+            eager: ScoreType::FloatSoftmax,
+            fills_mask: false,
+        },
         float_loss: true,
     };
 
@@ -74,12 +99,13 @@ impl Code {
     }
 
     fn of_layers(m: &Model) -> Self {
-        if m.family == Family::Gpt2 {
-            return Self {
-                float_softmax: false,
-                ..Self::LLAMA
-            };
+        Self {
+            attention: AttentionCode::of(m),
+            ..Self::outside_attention(m)
         }
+    }
+
+    fn outside_attention(m: &Model) -> Self {
         let with = |norm, arithmetic, repeats_tables, always_concatenates| Self {
             norm,
             rotary: RotaryCode {
@@ -99,17 +125,47 @@ impl Code {
             "helium" => with(Converted, Activations, true, false),
             "ernie4_5" => with(InType, RotaryType::ConvertedTwice, true, false),
             "glm" | "glm4" | "glm_ocr_text" => with(InType, Activations, true, true),
-            "biogpt" | "llama4_text" | "deberta" | "deberta-v2" | "mpnet" => Self {
-                float_softmax: false,
-                ..Self::LLAMA
+            "phi3" => with(InType, Activations, false, true),
+            _ => Self::LLAMA,
+        }
+    }
+}
+
+impl AttentionCode {
+    /// Returns the code of a model's type (transformers 5.17).
+    fn of(m: &Model) -> Self {
+        let usual = Code::LLAMA.attention;
+        if m.family == Family::Gpt2 {
+            return Self {
+                eager: ScoreType::Activations,
+                ..usual
+            };
+        }
+        let only = |eager| Self {
+            sdpa: false,
+            eager,
+            ..usual
+        };
+        match m.options.model_type.as_deref().unwrap_or_default() {
+            "bloom" | "layoutlm" | "flaubert" | "xlm" => only(ScoreType::FloatSoftmax),
+            "mpt" => Self {
+                fills_mask: true,
+                ..only(ScoreType::FloatSoftmax)
+            },
+            "codegen" | "gptj" | "gpt_neo" => only(ScoreType::Float),
+            "deberta" | "deberta-v2" | "mpnet" | "mvp" | "roformer" | "xglm" => {
+                only(ScoreType::Activations)
+            }
+            "biogpt" | "llama4_text" => Self {
+                eager: ScoreType::Activations,
+                ..usual
             },
             "falcon" | "falcon_alibi" => Self {
                 broadcasts_key: true,
-                float_softmax: false,
-                ..Self::LLAMA
+                eager: ScoreType::Activations,
+                ..usual
             },
-            "phi3" => with(InType, Activations, false, true),
-            _ => Self::LLAMA,
+            _ => usual,
         }
     }
 }

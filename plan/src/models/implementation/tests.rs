@@ -11,13 +11,24 @@ use std::collections::BTreeMap;
 
 /// What saves other tensors than are planned, with the reason.
 const SAVES_OTHERS: &[(&str, &str)] = &[
-    ("codegen eager", "its own rotation, scores in float32"),
+    (
+        "codegen eager",
+        "rotates in float32, a table for each of queries and keys",
+    ),
     (
         "falcon-new sdpa",
         "repeats keys and values before it rotates",
     ),
-    ("gptj eager", "its own rotation, scores in float32"),
-    ("gptj-2 eager", "its own rotation, scores in float32"),
+    (
+        "gpt_neo eager",
+        "selects scores by a mask of bytes, without a scale",
+    ),
+    ("gptj eager", "a table for each of queries and keys"),
+    ("gptj-2 eager", "a table for each of queries and keys"),
+    (
+        "xglm eager",
+        "keeps scores for their maximum with the lowest number, scales queries",
+    ),
 ];
 
 /// What launches other kernels than are planned, with the reason.
@@ -54,7 +65,7 @@ const LAUNCHES_OTHERS: &[(&str, &str)] = &[
 ];
 
 /// Types that are not planned.
-const REFUSED: &[&str] = &["gpt_neo eager", "xglm eager"];
+const REFUSED: &[&str] = &[];
 
 /// One line of `saved.jsonl`.
 #[derive(Deserialize)]
@@ -236,6 +247,21 @@ fn layers_save_and_launch_what_those_of_transformers_do() {
     refused.sort();
     assert_eq!(refused, REFUSED);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Transformers 5.17 has no code for `sdpa` in these types, and loads them with `eager`.
+#[test]
+fn types_without_sdpa_are_eager() {
+    let kernels = |config, attention| {
+        let tape = tape(config, 2, attention);
+        let forward = launches(&tape, &tape.forward);
+        (forward, launches(&tape, &tape.backward))
+    };
+    let (default, eager) = ("", "attn_implementation = \"eager\"\n");
+    for config in ["bloom", "codegen", "gpt_neo", "gptj", "mpt", "xglm"] {
+        assert_eq!(kernels(config, default), kernels(config, eager), "{config}");
+    }
+    assert_ne!(kernels("gpt_neox", default), kernels("gpt_neox", eager));
 }
 
 /// `fully_shard` casts the inputs of its units, and the tables of a rotary embedding are inputs of
