@@ -272,9 +272,8 @@ fn planned(
         scenario: scenario.name.clone(),
         error,
     })?;
-    let basis = basis::basis(&program, &profile);
     let mut prediction = simulate(program, profile)?;
-    prediction.run.basis = Some(basis);
+    prediction.run.basis = Some(basis::basis(&prediction));
     Ok(prediction)
 }
 

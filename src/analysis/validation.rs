@@ -213,7 +213,7 @@ pub fn compare(
                     project: row.project().to_owned(),
                     step_percent: step,
                     reserved_percent: reserved,
-                    ..Residual::of(&p.program, &p.profile)
+                    ..Residual::of(&p)
                 },
                 fit: p.fit.clone(),
                 model_flops: p.program.meta.model_flops.0 as f64,

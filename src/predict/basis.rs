@@ -2,14 +2,17 @@
 //!
 //! The error band comes from the validation rows closest to the prediction: those with the same
 //! hardware profile, policy and model size if there are enough of them, otherwise those of wider
-//! classes. Rows of one project have much in common, such as the machine and the code of the
-//! training loop, so every project counts equally, however many rows it published. Predictions that
-//! rest on estimates need rows of several projects. `shardlab validate --residuals` derives the
-//! table of errors, `residuals.csv`, from the measured tables.
+//! classes. Code of transformers and steps that the host limits have errors of their own, so all
+//! classes but the widest separate them from others. Rows of one project have much in common, such
+//! as the machine and the code of the training loop, so every project counts equally, however many
+//! rows it published. Predictions that rest on estimates need rows of several projects. `shardlab
+//! validate --residuals` derives the table of errors, `residuals.csv`, from the measured tables.
 
+use super::Prediction;
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
-use shardlab_plan::record::{Basis, BasisKind, ErrorBand};
+use shardlab_plan::config::Implementation;
+use shardlab_plan::record::{Basis, BasisKind, Cause, ErrorBand};
 use shardlab_sim::Profile;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -25,6 +28,8 @@ const MIN_ROWS_ACROSS_NODES: usize = 2;
 const MIN_PROJECTS: usize = 2;
 /// Maximum ratio of parameter counts for models to count as the same size.
 const SIZE_FACTOR: f64 = 3.0;
+/// Share of a step above which the wait for the host limits it.
+const HOST_LIMITED: f64 = 0.05;
 /// Share of the rows, weighted by project, whose errors are within a bound.
 const COVERED: f64 = 0.9;
 
@@ -39,6 +44,10 @@ pub struct Residual {
     pub basis: BasisKind,
     /// Policy.
     pub policy: String,
+    /// Code of the model.
+    pub implementation: Implementation,
+    /// Whether the GPU is predicted to wait for the host.
+    pub host_limited: bool,
     /// Ranks.
     pub world_size: u32,
     /// Nodes.
@@ -54,8 +63,11 @@ pub struct Residual {
 impl Residual {
     /// Describes a prediction as a row whose errors are not known yet.
     #[must_use]
-    pub fn of(program: &Program, profile: &Profile) -> Self {
+    pub fn of(p: &Prediction) -> Self {
+        let (program, profile) = (&p.program, &*p.profile);
         let world = program.meta.mesh.world();
+        let step = p.run.recorded_to.saturating_sub(p.run.recorded_from);
+        let host = p.run.exposed.get(&Cause::Host).copied().unwrap_or_default();
         Self {
             project: String::new(),
             // Steps with 8-bit matmuls were not measured, and the measured steps of the profile
@@ -67,6 +79,8 @@ impl Residual {
             },
             basis: kind(program, profile).0,
             policy: program.meta.policy.to_owned(),
+            implementation: p.scenario.implementation(),
+            host_limited: host.0 as f64 > HOST_LIMITED * step.0 as f64,
             world_size: world,
             nodes: program.meta.nodes(),
             parameters: program.meta.parameters.total,
@@ -77,6 +91,16 @@ impl Residual {
 
     fn across_nodes(&self) -> bool {
         self.nodes > 1
+    }
+
+    /// Returns whether both are of transformers' code, or neither.
+    fn same_code(&self, other: &Self) -> bool {
+        let theirs = |r: &Self| r.implementation == Implementation::Transformers;
+        theirs(self) == theirs(other)
+    }
+
+    fn same_limit(&self, other: &Self) -> bool {
+        self.same_code(other) && self.host_limited == other.host_limited
     }
 
     fn same_size(&self, other: &Self) -> bool {
@@ -114,16 +138,12 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
     }
 }
 
-/// Returns the basis of a scenario's prediction.
+/// Returns the basis of a prediction.
 #[must_use]
-pub(super) fn basis(program: &Program, profile: &Profile) -> Basis {
-    let (kind, on) = kind(program, profile);
-    let row = Residual::of(program, profile);
-    Basis {
-        kind,
-        on,
-        band: band(&row, residuals()),
-    }
+pub(super) fn basis(p: &Prediction) -> Basis {
+    let (kind, on) = kind(&p.program, &p.profile);
+    let band = band(&Residual::of(p), residuals());
+    Basis { kind, on, band }
 }
 
 /// Returns the errors of all validation rows.
@@ -144,12 +164,14 @@ type Class = (&'static str, fn(&Residual, &Residual) -> bool);
 /// Classes of rows for step times, closest first. All of them distinguish one node from several.
 const TIME: [Class; 4] = [
     ("same hardware, policy and model size", |a, b| {
-        a.hardware == b.hardware && a.policy == b.policy && a.same_size(b)
+        a.same_limit(b) && a.hardware == b.hardware && a.policy == b.policy && a.same_size(b)
     }),
     ("same hardware and policy", |a, b| {
-        a.hardware == b.hardware && a.policy == b.policy
+        a.same_limit(b) && a.hardware == b.hardware && a.policy == b.policy
     }),
-    ("same hardware", |a, b| a.hardware == b.hardware),
+    ("same hardware", |a, b| {
+        a.same_limit(b) && a.hardware == b.hardware
+    }),
     // Used for hardware without measured rows: other profiles of the same kind.
     ("other hardware of the same basis", |a, b| {
         a.basis == b.basis
@@ -157,14 +179,16 @@ const TIME: [Class; 4] = [
 ];
 
 /// Classes of rows for memory, which does not depend on the speed of the hardware.
-const MEMORY: [Class; 3] = [
+const MEMORY: [Class; 4] = [
     ("same policy, ranks and model size", |a, b| {
-        a.policy == b.policy && a.world_size == b.world_size && a.same_size(b)
+        let same = a.policy == b.policy && a.world_size == b.world_size;
+        a.same_code(b) && same && a.same_size(b)
     }),
     ("same policy and model size", |a, b| {
-        a.policy == b.policy && a.same_size(b)
+        a.same_code(b) && a.policy == b.policy && a.same_size(b)
     }),
-    ("same policy", |a, b| a.policy == b.policy),
+    ("same policy", |a, b| a.same_code(b) && a.policy == b.policy),
+    ("same policy, other code", |a, b| a.policy == b.policy),
 ];
 
 fn band(of: &Residual, rows: &[Residual]) -> Option<ErrorBand> {
@@ -250,6 +274,8 @@ mod tests {
             hardware: hardware.into(),
             basis: BasisKind::Measured,
             policy: policy.into(),
+            implementation: Implementation::Torchtitan,
+            host_limited: false,
             world_size: 4 * nodes,
             nodes,
             parameters,
@@ -345,6 +371,56 @@ mod tests {
             "{inside} of {}",
             within.len()
         );
+    }
+
+    /// Each row of transformers, with a band from the other rows.
+    #[test]
+    fn bands_hold_for_jobs_of_transformers() {
+        let asked = residuals()
+            .iter()
+            .enumerate()
+            .filter(|(_, row)| row.implementation == Implementation::Transformers);
+        let within = asked.filter_map(|(n, row)| {
+            let others = residuals().iter().enumerate().filter(|(m, _)| *m != n);
+            let others: Vec<Residual> = others.map(|(_, r)| r.clone()).collect();
+            let found = band(row, &others)?;
+            let step = row.step_percent?.abs() <= found.step_percent?;
+            let reserved = row.reserved_percent.zip(found.reserved_percent);
+            Some([step, reserved.is_none_or(|(is, most)| is.abs() <= most)])
+        });
+        let within: Vec<[bool; 2]> = within.collect();
+        assert!(within.len() > 90, "{}", within.len());
+        for metric in [0, 1] {
+            let inside = within.iter().filter(|w| w[metric]).count();
+            let share = inside as f64 / within.len() as f64;
+            assert!(
+                (0.84..0.97).contains(&share),
+                "{metric}: {inside} of {}",
+                within.len()
+            );
+        }
+    }
+
+    /// The host's code determines the steps that it limits, and its errors are larger.
+    #[test]
+    fn rows_that_another_part_limits_are_not_comparable() {
+        let mut rows: Vec<Residual> = (0..4).map(|_| row("a", "fsdp2", 1, 1_000, 1.0)).collect();
+        rows.extend((0..4).map(|_| Residual {
+            host_limited: true,
+            ..row("a", "fsdp2", 1, 1_000, 20.0)
+        }));
+        rows.extend((0..4).map(|_| Residual {
+            implementation: Implementation::Transformers,
+            ..row("a", "fsdp2", 1, 1_000, 4.0)
+        }));
+        let percent = |asked: &Residual| band(asked, &rows).unwrap().step_percent;
+        let mut asked = row("a", "fsdp2", 1, 1_000, 0.0);
+        assert_eq!(percent(&asked), Some(1.0));
+        asked.host_limited = true;
+        assert_eq!(percent(&asked), Some(20.0));
+        asked.host_limited = false;
+        asked.implementation = Implementation::Transformers;
+        assert_eq!(percent(&asked), Some(4.0));
     }
 
     #[test]

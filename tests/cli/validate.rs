@@ -136,6 +136,12 @@ fn error_bands_rest_on_todays_predictions() {
         PUBLISHED_A100,
         LLM_FOUNDRY,
         PUBLISHED_HELD_OUT,
+        TRANSFORMERS,
+        TRANSFORMERS_H200,
+        TRANSFORMERS_H200_LATER,
+        TRANSFORMERS_H200_ONE,
+        TRANSFORMERS_EXPERTS,
+        TRANSFORMERS_TYPES,
     ];
     let mut args = vec!["validate", "--residuals"];
     args.extend(tables);

@@ -160,6 +160,8 @@ mod tests {
                 hardware: "h200-nvlink".into(),
                 basis: shardlab_plan::record::BasisKind::Measured,
                 policy: "fsdp2".into(),
+                implementation: shardlab_plan::config::Implementation::Torchtitan,
+                host_limited: false,
                 world_size: 4,
                 nodes: 1,
                 parameters: 1,
