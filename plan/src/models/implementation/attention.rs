@@ -221,9 +221,26 @@ fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores, bias: Option<Val
         let mask = b.g.compute(OpKind::Copy, &[pairs], &[(&[seq, seq], dtype)])[0];
         w = b.g.add_into(w, mask);
     }
-    let weights = b.g.unary(OpKind::Softmax, w);
+    let weights = safe_softmax(b, w);
+    // The function also returns the weights, in the type of the queries.
+    let shape = b.g.value(weights).shape.clone();
+    b.g.compute(OpKind::Copy, &[weights], &[(&shape, dtype)]);
     let out = weigh(b, weights, v);
     b.g.cast(out, dtype)
+}
+
+/// Applies `_safe_softmax`, which writes zeros to the rows of which all scores are masked: kernels
+/// compare the scores with the mask, reduce the results by rows, and select. Here, these add 0.
+fn safe_softmax(b: &mut Builder<'_>, w: ValueId) -> ValueId {
+    let weights = b.g.unary(OpKind::Softmax, w);
+    let shape = b.g.value(w).shape.clone();
+    let masked = b.g.compute(OpKind::Copy, &[w], &[(&shape, DType::U8)])[0];
+    let mut rows = shape.clone();
+    rows[3] = 1;
+    let all = OpKind::RowSum(op::RowSum { scale: Real(0.0) });
+    let all = b.g.compute(all, &[masked], &[(&rows, DType::F32)])[0];
+    let all = b.g.expand(all, &shape);
+    b.g.add_into(weights, all)
 }
 
 /// Applies attention with a bias for each head and pair of positions, `[heads, seq, keys]`. No
