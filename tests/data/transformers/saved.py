@@ -8,9 +8,10 @@ kernel. Everything is the difference between a model of three and one of two lay
 64 tokens, so the ends of the model cancel out."""
 import collections, glob, json, os, torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import AutoConfig
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 VIEWS = {"view", "_unsafe_view", "t", "transpose", "unsqueeze", "expand", "slice", "detach", "alias", "reshape", "permute", "squeeze", "select", "as_strided", "split", "empty", "empty_like",
          "new_empty", "new_empty_strided", "empty_strided", "lift_fresh", "_reshape_alias", "_local_scalar_dense", "scalar_tensor"}
 
@@ -25,17 +26,19 @@ class Launches(TorchDispatchMode):
 
 
 def count(fields, attention, layers):
-    fields = dict(fields); key = next(k for k in LAYERS if k in fields); fields[key] = layers
+    fields = dict(fields); name = fields["architectures"][0]
+    for key in LAYERS:
+        if key in fields: fields[key] = layers
     if "attention_types" in fields: fields["attention_types"] = [[["global"], layers]]
     torch.manual_seed(0)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    m = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).cuda(); m.config.use_cache = False; m.train()
+    m = getattr(transformers, name)._from_config(config, attn_implementation=attention, dtype=torch.bfloat16).cuda(); m.config.use_cache = False; m.train()
     own = {p.untyped_storage().data_ptr() for p in m.parameters()}; saved = {}
     def pack(t):
         if t.untyped_storage().data_ptr() not in own: saved[t.untyped_storage().data_ptr()] = (t.untyped_storage().nbytes(), t.dtype); kept.append(t)
         return t
     kept, x = [], torch.randint(3, 100, (2, 64)).cuda(); forward, backward = Launches(), Launches()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), forward: loss = m(input_ids=x, labels=x).loss
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), forward: loss = m(input_ids=x, labels=x[:, 0] % 2 if "Classification" in name else x).loss
     with backward: loss.backward()
     by = collections.Counter()
     for n, dtype in saved.values(): by[str(dtype).removeprefix("torch.")] += n

@@ -338,7 +338,10 @@ impl Attention {
                 t = norm.apply(b, t);
             }
             let o = b.linear(self.output, t);
-            let mut o = b.dropout(o, b.s.model.options.dropout);
+            let mut o = match implementation::drops_attention(b) {
+                true => b.dropout(o, b.s.model.options.dropout),
+                false => o,
+            };
             if b.is_transformers() {
                 // The module's `forward` returns; what follows is part of the block's.
                 for v in qkv.into_iter().chain(packed) {

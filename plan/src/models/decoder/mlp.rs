@@ -9,7 +9,7 @@ use crate::ir::{ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
-use crate::models::defaults;
+use crate::models::{defaults, implementation};
 
 pub(super) struct Mlp {
     pub(super) module: ModuleId,
@@ -129,6 +129,9 @@ impl Mlp {
             };
             if let Some(norm) = self.sub_norm {
                 inner = norm.apply(b, inner);
+            }
+            if implementation::drops_inner(b) {
+                inner = b.dropout(inner, b.s.model.options.dropout);
             }
             b.linear(self.down, inner)
         })

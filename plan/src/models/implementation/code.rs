@@ -131,6 +131,31 @@ impl Code {
     }
 }
 
+/// Types whose eager attention computes the softmax in the type of the scores.
+const SHORT_SCORES: &[&str] = &[
+    "albert",
+    "bart",
+    "bert",
+    "biogpt",
+    "blenderbot",
+    "blenderbot-small",
+    "camembert",
+    "distilbert",
+    "electra",
+    "ernie",
+    "esm",
+    "llama4_text",
+    "m2m_100",
+    "marian",
+    "mbart",
+    "pegasus",
+    "plbart",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+];
+
 impl AttentionCode {
     /// Returns the code of a model's type (transformers 5.17).
     fn of(m: &Model) -> Self {
@@ -156,7 +181,7 @@ impl AttentionCode {
             "deberta" | "deberta-v2" | "mpnet" | "mvp" | "roformer" | "xglm" => {
                 only(ScoreType::Activations)
             }
-            "biogpt" | "llama4_text" => Self {
+            other if SHORT_SCORES.contains(&other) => Self {
                 eager: ScoreType::Activations,
                 ..usual
             },

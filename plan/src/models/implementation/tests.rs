@@ -16,6 +16,10 @@ const SAVES_OTHERS: &[(&str, &str)] = &[
         "rotates in float32, a table for each of queries and keys",
     ),
     (
+        "deberta-v2 eager",
+        "biases of the scores per sample, from matmuls of queries and keys",
+    ),
+    (
         "falcon-new sdpa",
         "repeats keys and values before it rotates",
     ),
@@ -25,6 +29,10 @@ const SAVES_OTHERS: &[(&str, &str)] = &[
     ),
     ("gptj eager", "a table for each of queries and keys"),
     ("gptj-2 eager", "a table for each of queries and keys"),
+    ("t5 eager", "keeps the last matmul of layers in float32"),
+    ("t5 sdpa", "keeps the last matmul of layers in float32"),
+    ("t5-2 eager", "keeps the last matmul of layers in float32"),
+    ("t5-2 sdpa", "keeps the last matmul of layers in float32"),
     (
         "xglm eager",
         "keeps scores for their maximum with the lowest number, scales queries",
@@ -47,6 +55,15 @@ const LAUNCHES_OTHERS: &[(&str, &str)] = &[
         "one split for queries, keys and values",
     ),
     ("gpt_bigcode sdpa", "one split for queries, keys and values"),
+    (
+        "modernbert eager",
+        "rotates in float32, one split for queries, keys and values",
+    ),
+    (
+        "modernbert sdpa",
+        "rotates in float32, one split for queries, keys and values",
+    ),
+    ("mpnet eager", "adds position biases in place"),
     ("mpt eager", "one split for queries, keys and values"),
     ("opt eager", "scales queries"),
     ("opt sdpa", "scales queries"),
@@ -206,7 +223,11 @@ fn layers_save_and_launch_what_those_of_transformers_do() {
         let name = format!("{} {}", row.config, row.attention);
         let attention = format!("attn_implementation = \"{}\"\n", row.attention);
         let [a, b] = [2, 3].map(|layers| {
-            let scenario = scenario_of(&row.config, layers, &attention);
+            let more = match row.config.starts_with("t5") {
+                true => format!("{attention}encoder_layers = {layers}\n"),
+                false => attention.clone(),
+            };
+            let scenario = scenario_of(&row.config, layers, &more);
             scenario.map(|scenario| tape_of(&scenario).unwrap())
         });
         let (Ok(a), Ok(b)) = (&a, &b) else {

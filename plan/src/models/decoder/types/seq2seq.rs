@@ -22,7 +22,8 @@ fn activation(file: Fields<'_>, default: &str) -> Result<(&'static str, bool), S
     let given = given.as_ref().and_then(Value::as_str).unwrap_or(default);
     Ok(match given {
         "relu" => ("relu", false),
-        "gated-gelu" => ("gelu_tanh", true),
+        // The class takes the variant of eight operations (`dense_act_fn`).
+        "gated-gelu" => ("gelu_new", true),
         "gelu" => ("gelu", false),
         "gated-silu" => ("silu", true),
         other => return Err(format!("`feed_forward_proj` {other:?} is not known")),
