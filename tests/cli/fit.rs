@@ -489,7 +489,7 @@ fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
         ("exec", "warnings"),
     ] {
         let steps = (verb == "exec").then_some(["--steps", "1"]);
-        let scenario = [&scenario[..], steps.as_ref().map_or(&[], |s| &s[..])].concat();
+        let scenario = [&scenario[..], steps.as_ref().map_or(&[][..], |s| &s[..])].concat();
         let object = crate::json(&[&[verb], &scenario[..], &["--json"]].concat());
         assert_eq!(sentences(&object[0], key).len(), 3, "{verb}");
         assert!(object[0]["parameters"]["total"].is_u64(), "{verb}");
