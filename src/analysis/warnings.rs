@@ -1,11 +1,14 @@
 //! Warnings about a prediction: costs that it cannot predict, and settings that make a job
 //! unnecessarily slow.
 
+mod adapters;
+
 use super::misaligned::{Misaligned, aligned_mesh};
 use super::shapes;
 use crate::predict::Prediction;
 use serde::{Serialize, Serializer};
-use shardlab_plan::config::{CudaGraph, PolicyKind};
+use shardlab_plan::Scenario;
+use shardlab_plan::config::{CudaGraph, PolicyKind, Strategy, Units};
 use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
@@ -33,6 +36,10 @@ pub enum Kind {
     ModelFile,
     /// A key of the configuration may change the answer, but the prediction does not follow it.
     Configuration,
+    /// PEFT adds adapters to routers and experts, which have none here.
+    ExpertAdapters,
+    /// The engine of a policy divides the model into other units.
+    Units,
 }
 
 /// A warning.
@@ -83,10 +90,16 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
         .collect();
     all.extend(misaligned(p));
     all.extend(nvlink_domain(p));
-    all.extend(full_iteration(p));
+    all.extend(of_settings(&p.scenario));
     all.extend(expert_dispatch(p));
     all.extend(expert_rows(p));
     all
+}
+
+/// Returns the warnings that follow from a scenario's settings, without a prediction.
+fn of_settings(s: &Scenario) -> Vec<Warning> {
+    let all = [full_iteration(s), adapters::of_experts(s), single_unit(s)];
+    all.into_iter().flatten().collect()
 }
 
 /// Returns the same warnings with the places where the options are set, for the scenario at `path`
@@ -101,12 +114,14 @@ pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning
     all
 }
 
-/// Returns what the model's `config.json` contains that no key expresses, for the scenario at
-/// `path` with these overrides.
+/// Returns the warnings about the scenario at `path` with these overrides that need no prediction:
+/// those about its settings, and about what the model's `config.json` contains that no key
+/// expresses.
 #[must_use]
-pub(crate) fn of_model(path: &Path, overrides: &[String]) -> Vec<Warning> {
+pub fn of_scenario(s: &Scenario, path: &Path, overrides: &[String]) -> Vec<Warning> {
+    let mut all = of_settings(s);
     let notes = scenario::model_notes(path, overrides).unwrap_or_default();
-    let mut all: Vec<Warning> = notes.into_iter().map(model_file).collect();
+    all.extend(notes.into_iter().map(model_file));
     locate(&mut all, path, overrides);
     all
 }
@@ -169,8 +184,7 @@ fn nvlink_domain(p: &Prediction) -> Option<Warning> {
 
 /// Warns if whole steps of PyTorch's `fully_shard` are captured. The program is valid and runs
 /// here, but PyTorch cannot capture it (pytorch/pytorch#164264).
-fn full_iteration(p: &Prediction) -> Option<Warning> {
-    let s = &p.scenario;
+fn full_iteration(s: &Scenario) -> Option<Warning> {
     let captured = s.compile.cuda_graph == CudaGraph::FullIteration;
     (captured && s.fsdp.policy == PolicyKind::Fsdp2).then(|| Warning {
         kind: Kind::FullIterationGraph,
@@ -180,6 +194,22 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
         key: Some("compile.cuda_graph"),
         place: None,
         set: vec!["compile.cuda_graph=off".to_owned()],
+    })
+}
+
+/// Warns if blocks are units where Megatron-FSDP has one unit for the whole model: it only gathers
+/// parameters in units if it shards them.
+fn single_unit(s: &Scenario) -> Option<Warning> {
+    let whole = matches!(s.fsdp.strategy, Strategy::Optim | Strategy::OptimGrads);
+    let divided = s.fsdp.policy == PolicyKind::Megatron && s.fsdp.units != Units::Root;
+    (whole && divided).then(|| Warning {
+        kind: Kind::Units,
+        message: "Megatron-FSDP wraps the whole model as one unit if parameters are not sharded (`optim`, \
+                  `optim_grads`): these units are planned, but it does not have them"
+            .to_owned(),
+        key: Some("fsdp.units"),
+        place: None,
+        set: vec!["fsdp.units=root".to_owned()],
     })
 }
 
@@ -333,6 +363,28 @@ mod tests {
         // Other engines can capture their steps.
         assert_eq!(of(&[set, "fsdp.policy=native"]), []);
         assert_eq!(of(&[]), []);
+    }
+
+    /// Settings alone decide these, so commands without a prediction print them, too.
+    #[test]
+    fn settings_are_enough_for_some_warnings() {
+        let of = |name: &str, set: &[&str]| {
+            let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+            let path = Path::new(name);
+            let all = of_scenario(&scenario::load(path, &set).unwrap(), path, &set);
+            all.into_iter().map(|w| (w.kind, w.set)).collect::<Vec<_>>()
+        };
+        let graphs = of("small-fsdp2", &["compile.cuda_graph=full_iteration"]);
+        assert_eq!(graphs[0].0, Kind::FullIterationGraph);
+        let engine = ["fsdp.policy=megatron", "fsdp.strategy=optim"];
+        let root = vec!["fsdp.units=root".to_owned()];
+        assert_eq!(of("small-fsdp2", &engine), [(Kind::Units, root)]);
+        for fine in [
+            &["fsdp.policy=megatron"][..],
+            &[engine[0], engine[1], "fsdp.units=root"],
+        ] {
+            assert_eq!(of("small-fsdp2", fine), [], "{fine:?}");
+        }
     }
 
     #[test]

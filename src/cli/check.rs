@@ -42,7 +42,7 @@ struct Verdict {
     warnings: u64,
     /// Numbers of parameters.
     parameters: ParameterCount,
-    /// What the model's file contains that no key expresses.
+    /// Warnings about the scenario and its model's file.
     model_warnings: Vec<Warning>,
     #[serde(flatten)]
     report: Report,
@@ -83,7 +83,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
                 errors: report.errors(),
                 warnings: report.warnings(),
                 parameters: program.meta.parameters,
-                model_warnings: warnings::of_model(path, &args.overrides.set),
+                model_warnings: warnings::of_scenario(scenario, path, &args.overrides.set),
                 report,
             })
         })

@@ -19,6 +19,7 @@ use super::communicators::{self, Communicator};
 use super::interrupt;
 use super::keep::{Place, SaveByDefault, Saved, with_source};
 use super::output::{Failure, Out, Status, say, writable, write_file};
+use crate::analysis::warnings::{self, Warning};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
@@ -360,6 +361,12 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
              moe.routing"
         ));
     }
+    let warnings = args.warnings(&scenario);
+    if !args.json {
+        for warning in &warnings {
+            progress.note(&format!("warning: {warning}"));
+        }
+    }
     let device = &args.device;
     let result = device.train_as(
         &scenario,
@@ -385,6 +392,12 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 }
 
 impl Args {
+    /// Returns the warnings about the scenario.
+    fn warnings(&self, scenario: &Scenario) -> Vec<Warning> {
+        let of = &self.scenario;
+        warnings::of_scenario(scenario, &of.scenario, &of.overrides.set)
+    }
+
     /// Checks, before the run starts, that its files can be written.
     fn probe(&self, saving: Option<&Place>) -> Result<(), Failure> {
         if let Some(saving) = saving {
@@ -428,7 +441,8 @@ impl Args {
         }
         if self.json {
             let id = saved.as_ref().ok().and_then(Saved::id);
-            out.json(&Object::new(scenario, program, outcome, id))?;
+            let warnings = self.warnings(scenario);
+            out.json(&Object::new(scenario, program, outcome, id, warnings))?;
         } else {
             report::print(scenario, program, outcome, out)?;
         }
@@ -534,6 +548,8 @@ struct Object {
     param_norms: Vec<StepNorms>,
     /// Bytes by unit at the memory peak.
     memory_by_unit: BTreeMap<String, u64>,
+    /// Warnings about the scenario and its model's file.
+    warnings: Vec<Warning>,
     /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
@@ -558,7 +574,13 @@ impl StepNorms {
 }
 
 impl Object {
-    fn new(scenario: &Scenario, program: &Program, o: &Outcome, id: Option<&Id>) -> Self {
+    fn new(
+        scenario: &Scenario,
+        program: &Program,
+        o: &Outcome,
+        id: Option<&Id>,
+        warnings: Vec<Warning>,
+    ) -> Self {
         let mut summary = o.run.summary();
         let unit = &program.units[o.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
@@ -566,6 +588,7 @@ impl Object {
         Self {
             run_id: id.map(Id::to_string),
             summary,
+            warnings,
             parameters: program.meta.parameters,
             communicators: communicators::of(program),
             resumed_from: o.resumed_from,

@@ -9,8 +9,9 @@ mod selftest;
 use super::args::{Overrides, load, profiles};
 use super::interrupt;
 use super::keep::From;
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, say};
 use super::progress::Progress;
+use crate::analysis::warnings;
 use crate::gate::against::{AgainstError, Binary, Commit, Revision, Scratch, Tree};
 use crate::gate::collect::{Collect, GateError, TIMEOUT, on_cpu};
 use crate::gate::plant::Plant;
@@ -215,6 +216,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .map(|path| Job::load(path, &set))
         .collect::<Result<_, _>>()?;
     distinct(&jobs)?;
+    for job in &jobs {
+        for warning in warnings::of_scenario(&job.scenario, &job.path, &set) {
+            say(format_args!("{}: warning: {warning}", job.scenario.name));
+        }
+    }
     let profiles = profiles();
     let collect = Collect {
         profiles: &profiles,

@@ -63,7 +63,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let scenario = args.scenario.load()?;
     let program = plan(&scenario)?;
     let units = units(&program, &args.unit)?;
-    let warnings = warnings::of_model(&args.scenario.scenario, &args.scenario.overrides.set);
+    let warnings = warnings::of_scenario(
+        &scenario,
+        &args.scenario.scenario,
+        &args.scenario.overrides.set,
+    );
     if !args.json {
         for warning in &warnings {
             say(format_args!("warning: {warning}"));

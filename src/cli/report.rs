@@ -5,10 +5,11 @@ mod png;
 use super::args::{Overrides, load, profiles};
 use super::frames::{self, Points, Summary};
 use super::keep::{From, view_of};
-use super::output::{Failure, Out, Status, write_file};
+use super::output::{Failure, Out, Status, say, write_file};
 use super::progress::Progress;
 use super::table::option_of;
-use crate::predict::{PredictError, predict};
+use crate::analysis::warnings;
+use crate::predict::{PredictError, Prediction, predict};
 use shardlab_plan::units::Bytes;
 use shardlab_reports::RunView;
 use shardlab_reports::report::{Block, Item, Report, Table, html, markdown};
@@ -83,7 +84,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         frames::needed("report --by")?;
     }
     let progress = Progress::new("predicting", 1, false);
-    let items = items(args, &progress)?;
+    let mut warnings = BTreeSet::new();
+    let items = items(args, &progress, &mut warnings)?;
     drop(progress);
     let mut report = Report::new(args.title.as_deref(), &items);
     if !args.by.is_empty() {
@@ -91,6 +93,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         if let Some(summary) = report.sections.first_mut() {
             summary.blocks.push(Block::Table(table));
         }
+    }
+    for warning in &warnings {
+        say(format_args!("warning: {warning}"));
+        report.about.push(format!("Warning: {warning}"));
     }
     report.about.push(made());
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
@@ -192,7 +198,11 @@ fn pictures(out: &Path) -> Option<(PathBuf, String)> {
     Some((out.with_file_name(&name), name))
 }
 
-fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
+fn items(
+    args: &Args,
+    progress: &Progress,
+    warnings: &mut BTreeSet<String>,
+) -> Result<Vec<Item>, Failure> {
     let store = args.from.store();
     let mut items = Vec::new();
     let mut ids = Vec::new();
@@ -204,7 +214,7 @@ fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
         if i > 0 {
             set.extend(args.set_b.iter().cloned());
         }
-        match resolve(args, &set, &store, name, progress)? {
+        match resolve(args, &set, &store, name, progress, warnings)? {
             Found::Kept(id, view) => {
                 items.push(Item {
                     label: String::new(),
@@ -259,13 +269,15 @@ fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
     }
 }
 
-/// Predicts a scenario or every point of its axes, or reads a saved run.
+/// Predicts a scenario or every point of its axes, or reads a saved run. Adds the warnings about
+/// predicted ones.
 fn resolve(
     args: &Args,
     set: &[String],
     store: &Store,
     name: &str,
     progress: &Progress,
+    found: &mut BTreeSet<String>,
 ) -> Result<Found, Failure> {
     let path = Path::new(name);
     if is_run_dir(path) {
@@ -294,6 +306,10 @@ fn resolve(
             return Ok(Found::Kept(called.to_owned(), Box::new(view)));
         }
     };
+    let mut warn = |p: &Prediction, set: &[String]| {
+        let all = warnings::of_scenario(&p.scenario, path, set);
+        found.extend(all.iter().map(ToString::to_string));
+    };
     let profiles = profiles();
     if args.axes.is_empty() {
         let p = predict(&scenario, &profiles, &Options::default())?;
@@ -305,6 +321,7 @@ fn resolve(
             [] => p.scenario.name.clone(),
             own => format!("{} {}", p.scenario.name, own.join(" ")),
         };
+        warn(&p, set);
         let view = view_of(&p, path, set);
         let axes = vec![];
         return Ok(Found::Predicted(vec![Item { label, view, axes }]));
@@ -334,6 +351,7 @@ fn resolve(
             Ok(p) => {
                 let settings = point.settings.iter().map(|(k, v)| format!("{k}={v}"));
                 let set: Vec<String> = set.iter().cloned().chain(settings).collect();
+                warn(&p, &set);
                 items.push(Item {
                     label,
                     view: view_of(&p, path, &set),

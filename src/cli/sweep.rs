@@ -11,14 +11,14 @@ use super::progress::Progress;
 use super::{frames, interrupt};
 use crate::analysis::pareto::Tolerance;
 use crate::analysis::verdict::HEADROOM;
-use crate::analysis::warnings::{self, Warning};
+use crate::analysis::warnings;
 use crate::predict::Prediction;
 use points::{Outcome, Point, count_changes, evaluate};
 use select::{Selection, Sort};
 use shardlab_plan::scenario::{self, nearest, sweep_of};
 use shardlab_plan::units::Bytes;
 use shardlab_reports::store::{Known, Saved, Store, StoreError};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -160,15 +160,6 @@ fn set_with(args: &Args, settings: &[(String, String)]) -> Vec<String> {
     overrides
 }
 
-/// Returns what the file of a point's model contains that no key expresses.
-fn model_warnings(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
-    let preset = p.scenario.model.preset.as_ref();
-    match preset.is_some_and(|preset| preset.contains('.')) {
-        true => warnings::of_model(path, overrides),
-        false => Vec::new(),
-    }
-}
-
 /// Checks that these keys are axes.
 fn axes_of(by: &[String], keys: &[String]) -> Result<(), Failure> {
     if let Some(key) = by.iter().find(|key| !keys.contains(key)) {
@@ -210,7 +201,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         &|p, settings| {
             let set = set_with(args, settings);
             saver.save(p, &set);
-            model_warnings(p, &args.scenario, &set)
+            warnings::of_scenario(&p.scenario, &args.scenario, &set)
         },
     );
     drop(progress);

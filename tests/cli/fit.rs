@@ -486,7 +486,10 @@ fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
         ("sweep", "warnings"),
         ("explain", "warnings"),
         ("sim", "warnings"),
+        ("exec", "warnings"),
     ] {
+        let steps = (verb == "exec").then_some(["--steps", "1"]);
+        let scenario = [&scenario[..], steps.as_ref().map_or(&[][..], |s| &s[..])].concat();
         let object = crate::json(&[&[verb], &scenario[..], &["--json"]].concat());
         assert_eq!(sentences(&object[0], key).len(), 3, "{verb}");
         assert!(object[0]["parameters"]["total"].is_u64(), "{verb}");
@@ -498,6 +501,29 @@ fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
             "{verb}: {text}"
         );
     }
+    let page = folder.path().join("report.md").display().to_string();
+    for (verb, more) in [
+        ("exec", vec!["--steps", "1"]),
+        (
+            "gate",
+            vec!["--no-exec", "--set", "gate.max_memory=\"1GiB\""],
+        ),
+        ("report", vec!["--out", &page]),
+    ] {
+        let output = shardlab(&[&[verb], &scenario[..], &more].concat())
+            .assert()
+            .success();
+        let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(
+            error.contains("`quantization_config` (fp8)"),
+            "{verb}: {error}"
+        );
+    }
+    let page = std::fs::read_to_string(&page).unwrap();
+    assert!(
+        page.contains("Warning: ") && page.contains("(fp8)"),
+        "{page}"
+    );
     // The listing on standard output does not change.
     let output = shardlab(&[&["plan"], &scenario[..]].concat())
         .assert()

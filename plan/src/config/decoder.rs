@@ -497,7 +497,14 @@ impl Model {
     /// Returns whether some layer has experts.
     #[must_use]
     pub fn has_experts(&self) -> bool {
-        (0..self.layers as usize).any(|layer| self.mlp_type(layer) == MlpType::Sparse)
+        self.expert_layers() > 0
+    }
+
+    /// Returns the number of layers that have experts.
+    #[must_use]
+    pub fn expert_layers(&self) -> u64 {
+        let sparse = |layer: &usize| self.mlp_type(*layer) == MlpType::Sparse;
+        (0..self.layers as usize).filter(sparse).count() as u64
     }
 
     /// Returns the model with the sizes of one of its layers. `kv_heads` is 0 for a layer without
