@@ -244,7 +244,7 @@ impl Shell {
         Some(all)
     }
 
-    /// Assigns the elements of `NAME=([key]=value)`, which are removed from the values of the array.
+    /// Assigns the elements of `NAME=([key]=value)`, and removes them from the values of the array.
     pub(super) fn assign_elements(&mut self, name: &str, appends: bool, values: &mut Vec<Text>) {
         if !appends {
             let start = element(name, "");

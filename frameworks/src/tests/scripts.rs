@@ -800,3 +800,46 @@ fn adapters_outside_of_blocks_have_a_true_reason() {
     let mut doubts = job.rows().iter().filter_map(|r| r.doubt.as_ref());
     assert!(doubts.any(|d| d.message.contains("lm_head")));
 }
+
+/// The defaults are those of the dataclasses in qlora.py and in Qwen's finetune.py.
+#[test]
+fn scripts_with_their_own_defaults_of_adapters_have_these() {
+    let qlora = "python qlora.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 \\\n\
+        --source_max_len 16 --target_max_len 512\n";
+    has(
+        &read(qlora),
+        &[
+            ("train.seq_len", "528"),
+            ("train.micro_batch", "1"),
+            ("train.grad_accum", "16"),
+            ("train.recompute", "\"full\""),
+            ("lora.r", "64"),
+            ("lora.target_modules", "\"all-linear\""),
+            ("precision.frozen_params", "\"nf4\""),
+        ],
+    );
+    let whole = read(&qlora.replace("512\n", "512 --full_finetune True --bits 16\n"));
+    assert_eq!(setting(&whole, "lora.r"), None);
+    let qwen = "torchrun --nproc_per_node 8 finetune.py --model_name_or_path Qwen/Qwen2.5-7B \\\n\
+        --per_device_train_batch_size 2 --model_max_length 1024 --lazy_preprocess True --use_lora\n";
+    let wanted = [("lora.r", "64"), ("lora.lora_alpha", "16.0")];
+    has(&read(qwen), &wanted);
+}
+
+#[test]
+fn the_trainer_accepts_one_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    write("z3.json", "{\"zero_optimization\": {\"stage\": 3}}");
+    let script = "torchrun train.py --model_name_or_path Qwen/Qwen3-8B --max_length 2048 \\\n\
+        --per_device_train_batch_size 1 --deepspeed z3.json";
+    let one = write("one.sh", script);
+    let both = write("both.sh", &format!("{script} --fsdp full_shard\n"));
+    assert!(crate::read(&[one], &eight()).is_ok());
+    let error = crate::read(&[both], &eight()).unwrap_err().to_string();
+    assert!(error.contains("both --fsdp and --deepspeed"), "{error}");
+}
