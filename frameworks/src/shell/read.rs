@@ -17,7 +17,7 @@ impl Shell {
         }
         let separators = environment.iter().filter_map(|w| w.assignment.as_ref());
         let separators = separators.filter(|a| a.name == "IFS");
-        let separators = separators.map(|a| self.joined(&a.value)).last();
+        let separators = separators.map(|a| self.joined(&a.value)).next_back();
         let separators = separators.unwrap_or_else(|| " \t\n".to_owned());
         let (names, is_array) = names(arguments);
         let (text, at) = (self.joined(&source.parts), source.at);
