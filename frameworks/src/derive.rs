@@ -8,6 +8,7 @@ mod graphs;
 mod mesh;
 mod precision;
 mod recompute;
+mod wrapped;
 
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
@@ -65,6 +66,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     trained(draft, &rules, formats)?;
     let accelerated = formats.iter().any(|f| f.accelerated);
     let engine = engine::decide(draft, formats, accelerated)?;
+    if accelerated && engine == engine::Kind::Fsdp {
+        wrapped::refuse(draft);
+    }
     graphs::decide(draft)?;
     precision::decide(draft, engine, formats)?;
     precision::float8(draft)?;

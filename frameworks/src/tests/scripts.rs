@@ -843,3 +843,40 @@ fn the_trainer_accepts_one_engine() {
     let error = crate::read(&[both], &eight()).unwrap_err().to_string();
     assert!(error.contains("both --fsdp and --deepspeed"), "{error}");
 }
+
+/// `set_auto_wrap_policy` of Accelerate raises an error for a class that no module has.
+#[test]
+fn a_class_of_blocks_of_another_model_is_refused() {
+    let refused = |config: &str| -> Vec<String> {
+        let text = format!(
+            "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 512\n{config}\n"
+        );
+        let job = try_text("train.yaml", &text, &eight()).unwrap_or_else(|e| panic!("{e}"));
+        let why = |r: &crate::Row| format!("{}: {}", r.key, r.why.as_deref().unwrap());
+        job.decisive().map(why).collect()
+    };
+    let of = |class: &str| {
+        format!(
+            "fsdp: full_shard auto_wrap\nfsdp_config: {{transformer_layer_cls_to_wrap: {class}}}"
+        )
+    };
+    let found = refused(&of("LlamaDecoderLayer"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    for part in ["no LlamaDecoderLayer", "`qwen3`", "Qwen3DecoderLayer"] {
+        assert!(found[0].contains(part), "{}", found[0]);
+    }
+    assert_eq!(refused(&of("[Qwen3DecoderLayer, GPT2Block]")).len(), 1);
+    // Any module of the model can be a unit.
+    for right in ["Qwen3DecoderLayer", "[Qwen3DecoderLayer]", "Qwen3MLP"] {
+        assert_eq!(refused(&of(right)), [""; 0], "{right}");
+    }
+    let by_size = "fsdp: full_shard\nfsdp_config: {auto_wrap_policy: SIZE_BASED_WRAP, transformer_layer_cls_to_wrap: LlamaDecoderLayer}";
+    assert_eq!(refused(by_size), [""; 0]);
+    let ddp = "fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer";
+    assert_eq!(refused(ddp), [""; 0]);
+    let script = read(
+        "accelerate launch --num_processes 8 --use_fsdp --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer train.py \
+         --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --max_length 512\n",
+    );
+    assert_eq!(script.decisive().count(), 1);
+}
