@@ -880,3 +880,35 @@ fn a_class_of_blocks_of_another_model_is_refused() {
     );
     assert_eq!(script.decisive().count(), 1);
 }
+
+/// A model, or a file of DeepSpeed or Accelerate, says nothing about the batch or the data.
+#[test]
+fn the_batch_and_the_length_of_files_without_them_are_shown_as_assumed() {
+    let options = Options {
+        model: Some("../tests/data/frameworks/trainer/mistralai/Mistral-7B-v0.1".into()),
+        ..eight()
+    };
+    let zero = "{\"zero_optimization\": {\"stage\": 3}}";
+    let jobs = [
+        crate::read(&[], &options).unwrap(),
+        try_text(
+            "job.yaml",
+            "distributed_type: FSDP\nmixed_precision: bf16\n",
+            &options,
+        )
+        .unwrap(),
+        try_text("zero.json", zero, &options).unwrap(),
+    ];
+    for job in jobs {
+        let assumed = |key: &str| {
+            let mut rows = job.rows().iter();
+            rows.any(|r| r.key == key && r.status == Status::Assumed && r.place.is_none())
+        };
+        assert!(assumed("train.micro_batch"), "{}", job.framework);
+        assert!(assumed("train.seq_len"), "{}", job.framework);
+        has(&job, &[("train.micro_batch", "1")]);
+    }
+    let given = "{\"train_micro_batch_size_per_gpu\": 4}";
+    let job = try_text("zero.json", given, &options).unwrap();
+    has(&job, &[("train.micro_batch", "4")]);
+}
