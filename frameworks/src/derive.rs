@@ -8,6 +8,7 @@ mod graphs;
 mod mesh;
 mod precision;
 mod recompute;
+mod wrapped;
 
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
@@ -65,6 +66,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     trained(draft, &rules, formats)?;
     let accelerated = formats.iter().any(|f| f.accelerated);
     let engine = engine::decide(draft, formats, accelerated)?;
+    if accelerated && engine == engine::Kind::Fsdp {
+        wrapped::refuse(draft);
+    }
     graphs::decide(draft)?;
     precision::decide(draft, engine, formats)?;
     precision::float8(draft)?;
@@ -177,7 +181,8 @@ fn fallbacks(draft: &mut Draft, formats: &[&'static Format], accelerated: bool) 
     for default in all.filter(|d| d.key != experts::DISPATCHER) {
         draft.assume(default.key, default.value, default.why);
     }
-    if !formats.is_empty() && draft.value(LENGTH).is_none() {
+    draft.assume("train.micro_batch", "1", UNSAID_BATCH);
+    if draft.value(LENGTH).is_none() {
         unsaid_length(draft);
     }
     if accelerated {
@@ -214,6 +219,9 @@ fn mark(rows: &mut [Row]) {
     }
 }
 
+/// Why one sequence per micro-batch is predicted.
+const UNSAID_BATCH: &str =
+    "no key gives a micro-batch: one sequence, unless --set train.micro_batch=N says it";
 const LENGTH: &str = "train.seq_len";
 
 /// Notes which sequence length is predicted if no key gives one.

@@ -1,5 +1,7 @@
 //! The model of a job: its config.json on this machine, or a shipped preset of the same name.
 
+use crate::tree::Node;
+use crate::yaml;
 use std::path::{Path, PathBuf};
 
 /// A model that was found.
@@ -75,6 +77,24 @@ const FLAVORS: [(&str, &str, &str); 18] = [
     ("deepseek_v3", "671B", "deepseek-v3"),
     ("llama4", "17bx16e", "llama4-scout"),
     ("llama4", "17bx128e", "llama4-maverick"),
+];
+
+/// `model_type` of the shipped presets, by the beginning of their names. Longer beginnings come
+/// first.
+const TYPES: [(&str, &str); 13] = [
+    ("gpt2", "gpt2"),
+    ("llama2-", "llama"),
+    ("llama3", "llama"),
+    ("llama4-", "llama4"),
+    ("qwen1.5-moe-", "qwen2_moe"),
+    ("qwen2.5-", "qwen2"),
+    ("qwen3-30b-a3b", "qwen3_moe"),
+    ("qwen3-235b-a22b", "qwen3_moe"),
+    ("qwen3-", "qwen3"),
+    ("mixtral-", "mixtral"),
+    ("gpt-oss-", "gpt_oss"),
+    ("deepseek-v3", "deepseek_v3"),
+    ("olmoe-", "olmoe"),
 ];
 
 /// Suffixes of ids that do not change shapes.
@@ -158,6 +178,28 @@ pub(crate) fn flavored(family: &str, flavor: &str) -> Option<&'static str> {
     FLAVORS.iter().find(is).map(|(.., preset)| *preset)
 }
 
+/// Returns the `model_type` of a model, given as the path of its config.json or the name of a
+/// shipped preset. Types of the models inside it follow. Returns nothing if code of the model's
+/// folder replaces that of transformers.
+pub(crate) fn types(preset: &str) -> Vec<String> {
+    if Path::new(preset).extension().is_none_or(|e| e != "json") {
+        let shipped = TYPES.iter().find(|(start, _)| preset.starts_with(start));
+        return shipped
+            .map(|(_, kind)| (*kind).to_owned())
+            .into_iter()
+            .collect();
+    }
+    let text = std::fs::read_to_string(preset).ok();
+    let root = text.and_then(|text| yaml::parse(preset, &text).ok());
+    let Some(root) = root.filter(|root| !root.has("auto_map")) else {
+        return Vec::new();
+    };
+    let inner = root.entries().iter().map(|(_, value)| value);
+    let all = std::iter::once(&root).chain(inner);
+    let kinds = all.filter_map(|node| node.get("model_type").and_then(Node::text));
+    kinds.map(str::to_owned).collect()
+}
+
 /// Says what to download for a model that is not on this machine.
 pub(crate) fn absent(name: &str) -> String {
     let is_id = name.matches('/').count() == 1 && !name.starts_with(['.', '/', '~']);
@@ -210,6 +252,26 @@ mod tests {
         ] {
             assert_eq!(preset(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn shipped_presets_and_files_have_types() {
+        let shipped = PUBLISHED.iter().map(|(_, preset)| preset);
+        for preset in shipped.chain(FLAVORS.iter().map(|(.., preset)| preset)) {
+            assert_eq!(types(preset).len(), 1, "{preset}");
+        }
+        assert_eq!(types("qwen3-235b-a22b"), ["qwen3_moe"]);
+        assert_eq!(types("qwen3-14b"), ["qwen3"]);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        let of = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            types(file.to_str().unwrap())
+        };
+        let inside = r#"{"model_type": "llava", "text_config": {"model_type": "llama"}}"#;
+        assert_eq!(of(inside), ["llava", "llama"]);
+        let custom = r#"{"model_type": "llama", "auto_map": {"AutoModel": "modeling.Own"}}"#;
+        assert!(of(custom).is_empty());
     }
 
     #[test]

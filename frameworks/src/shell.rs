@@ -1,16 +1,19 @@
 //! Reads shell scripts that start training: the arguments of the last such command, with the
 //! variables that the script sets.
 //!
-//! Follows assignments, arrays, `${NAME:-default}`, arithmetic, `if`, `case`, lists with `&&` and
-//! `||`, and `source`. Values from outside the script, such as `$1` or `$(hostname)`, stay
+//! Follows assignments, arrays, expansions such as `${NAME:-default}`, arithmetic, subshells, `if`,
+//! `case`, lists with `&&` and `||`, and `source`. Values from outside the script, such as `$1` or `$(hostname)`, stay
 //! variables.
 
 mod arguments;
 mod arithmetic;
+mod braces;
 mod condition;
+mod expansion;
 mod flow;
 mod lex;
 mod pattern;
+mod read;
 mod source;
 mod word;
 
@@ -26,6 +29,7 @@ pub(crate) use source::{SOURCE, note as source_note};
 /// Name of the entry for a condition that cannot be evaluated and that the command depends on.
 pub(crate) const CONDITION: &str = "condition";
 
+use expansion::Operation;
 use flow::{Frame, List};
 use word::{Assignment, Part, Word};
 
@@ -33,6 +37,9 @@ use word::{Assignment, Part, Word};
 const MAX_WORDS: usize = 20_000;
 /// Maximum size of a variable in bytes: variables can repeat one another.
 const MAX_TEXT: usize = 100_000;
+/// Maximum length of an index, and of the contents of `${…}` in arithmetic, in bytes. They are
+/// evaluated recursively.
+const MAX_OPERAND: usize = 256;
 /// Maximum nesting of commands that take a script as an argument.
 const MAX_DEPTH: usize = 8;
 
@@ -86,13 +93,19 @@ impl Text {
     const START: Position = Position { line: 1, column: 1 };
 }
 
-#[derive(Default)]
-struct Shell {
+/// Variables, which subshells change for themselves only.
+#[derive(Clone, Default)]
+struct Scope {
     variables: HashMap<String, Vec<Text>>,
     /// Variables that depend on a condition that could not be evaluated, with the condition.
     doubtful: HashMap<String, Text>,
     /// Variables of loops, whose values are not known.
     loops: HashSet<String>,
+}
+
+#[derive(Default)]
+struct Shell {
+    scope: Scope,
     /// Open branches, loops and groups.
     frames: Vec<Frame>,
     list: List,
@@ -154,6 +167,10 @@ impl Shell {
             self.unset(&words[1..], unknown);
             return;
         }
+        self.assign_defaults(words);
+        if self.read(words, unknown) {
+            return;
+        }
         let computed = arithmetic_assignments(words);
         for word in &computed {
             self.assign(word, unknown);
@@ -184,13 +201,13 @@ impl Shell {
         for name in names.filter(|name| !name.starts_with('-')) {
             match unknown {
                 Some(unknown) => {
-                    self.doubtful.insert(name.to_owned(), unknown.clone());
+                    self.scope.doubtful.insert(name.to_owned(), unknown.clone());
                 }
                 None => {
-                    self.doubtful.remove(name);
+                    self.scope.doubtful.remove(name);
                 }
             }
-            self.variables.remove(name);
+            self.scope.variables.remove(name);
         }
     }
 
@@ -200,10 +217,10 @@ impl Shell {
         };
         match unknown.or_else(|| self.doubt(word)).cloned() {
             Some(unknown) => {
-                self.doubtful.insert(assignment.name.clone(), unknown);
+                self.scope.doubtful.insert(assignment.name.clone(), unknown);
             }
             None if !assignment.appends => {
-                self.doubtful.remove(&assignment.name);
+                self.scope.doubtful.remove(&assignment.name);
             }
             None => {}
         }
@@ -215,7 +232,14 @@ impl Shell {
             }],
         };
         values.truncate(MAX_WORDS);
-        let old = self.variables.entry(assignment.name.clone()).or_default();
+        if assignment.array.is_some() {
+            self.assign_elements(&assignment.name, assignment.appends, &mut values);
+        }
+        let old = self
+            .scope
+            .variables
+            .entry(assignment.name.clone())
+            .or_default();
         let more = assignment.array.is_none().then(|| values.first()).flatten();
         match (assignment.appends, old.last_mut(), more) {
             (false, ..) => *old = values,
@@ -294,7 +318,7 @@ impl Shell {
     /// Returns the variables of the environment that programs read.
     fn environment(&self) -> Vec<(&'static str, Text)> {
         let value = |name: &&'static str| {
-            let values = self.variables.get(*name)?;
+            let values = self.scope.variables.get(*name)?;
             Some((*name, values.first()?.clone()))
         };
         arguments::ENVIRONMENT.iter().filter_map(value).collect()
@@ -337,9 +361,26 @@ impl Shell {
     /// Expands a word. Unquoted variables are split at blanks.
     fn expand(&self, word: &Word) -> Vec<Text> {
         if let [part] = word.parts.as_slice()
-            && let Part::Variable { name, quoted, .. } = part
-            && let Some(values) = self.variables.get(name)
+            && let Part::Variable {
+                name,
+                elements,
+                operation,
+                quoted,
+            } = part
         {
+            let text;
+            let values = match (self.elements(name, elements), operation) {
+                (Some(values), None) => values,
+                (Some(values), Some(Operation::Default { .. }))
+                    if values.iter().any(|t| !is_empty(&t.text)) =>
+                {
+                    values
+                }
+                _ => {
+                    text = self.joined(&word.parts);
+                    &[Text { text, at: word.at }]
+                }
+            };
             let split = |t: &Text| -> Vec<Text> {
                 if *quoted {
                     return vec![t.clone()];
@@ -367,9 +408,12 @@ impl Shell {
         for part in parts {
             match part {
                 Part::Literal { text, .. } => all += text,
-                Part::Variable { name, default, .. } => {
-                    all += &self.variable(name, default.as_deref());
-                }
+                Part::Variable {
+                    name,
+                    elements,
+                    operation,
+                    ..
+                } => all += &self.expansion(name, elements, operation.as_ref()),
                 Part::Arithmetic(text) => all += &self.arithmetic(text),
                 Part::Command => all += "$(…)",
             }
@@ -380,24 +424,9 @@ impl Shell {
         all
     }
 
-    fn variable(&self, name: &str, default: Option<&[Part]>) -> String {
-        match (self.variables.get(name), default) {
-            (Some(values), default) => {
-                let texts: Vec<&str> = values.iter().map(|t| t.text.as_str()).collect();
-                let text = texts.join(" ");
-                match default {
-                    Some(parts) if is_empty(&text) => self.joined(parts),
-                    _ => text,
-                }
-            }
-            (None, Some(parts)) => self.joined(parts),
-            (None, None) => format!("${name}"),
-        }
-    }
-
     /// Evaluates arithmetic over integers and variables.
     fn arithmetic(&self, text: &str) -> String {
-        let value = |name: &str| self.variable(name, None).trim().parse().ok();
+        let value = |inner: &str| self.joined(&[operand(inner)?]).trim().parse().ok();
         // An unknown result stays one word, as a number would be.
         let unknown = || {
             let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
@@ -405,6 +434,16 @@ impl Shell {
         };
         arithmetic::evaluate(text, &value).map_or_else(unknown, |n| n.to_string())
     }
+}
+
+/// Returns the part for an operand of arithmetic: a name, `B[1]`, or the contents of `${…}`.
+fn operand(inner: &str) -> Option<Part> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_#?".contains(c);
+    if inner.chars().all(is_part) && !inner.starts_with('#') {
+        return Some(Part::variable(inner.to_owned(), false));
+    }
+    let short = inner.len() <= MAX_OPERAND && !inner.contains("((");
+    short.then(|| braces::braces("", inner, Text::START, 0, false).ok())?
 }
 
 /// Returns the assignments of `((A = B))`, `let A=B` and `: $((A = B))` as words `A=$((B))`.

@@ -215,16 +215,18 @@ fn scenarios_and_models_are_jobs_too() {
     assert!(scenario.contains("policy = \"fsdp2\""), "{scenario}");
     let text = ends(0, &[&model, "--gpus", "8xh200"]);
     assert!(
-        text.contains("Settings: 3 from the command line, 2 assumed"),
+        text.contains("Settings: 3 from the command line, 4 assumed"),
         "{text}"
     );
+    assert!(text.contains("train.micro_batch = 1"), "{text}");
+    assert!(text.contains("a length of sequences"), "{text}");
 }
 
 /// A published QLoRA job with another model.
 #[test]
 fn frozen_weights_in_four_bits_are_predicted() {
     let job = at("axolotl/llama3-70b-qlora-fsdp.yaml");
-    let model = at("trainer/mistralai/Mistral-7B-v0.1");
+    let model = at("trainer/HuggingFaceTB/SmolLM2-360M");
     let with = |more: &[&str]| {
         let args = [&job, "--gpus", "8xh100", "--model", &model, "--json"];
         object(0, &[&args[..], more].concat())

@@ -2,6 +2,7 @@
 
 use crate::draft::Draft;
 use crate::error::ConfigError;
+use crate::formats::DEEPSPEED;
 use crate::row::{Lack, Row, Status};
 use crate::table::{Engine, Fact, Format, quoted};
 
@@ -16,6 +17,9 @@ pub(super) enum Kind {
     Ddp,
 }
 
+/// Why a job with both engines is refused.
+const BOTH: &str =
+    "the Trainer refuses to start with both --fsdp and --deepspeed: remove one of them";
 const FSDP1: &str = "FSDP1's schedule is predicted as that of FSDP2";
 const UNSHARDED: &str = "offload is modeled for parameters sharded over at least two ranks only";
 const ONLY_ZERO3: &str = "offload is modeled with ZeRO-3 only (stage 3); without the option, `fit` predicts the job with this state on the GPU";
@@ -32,6 +36,12 @@ pub(super) fn decide(
     accelerated: bool,
 ) -> Result<Kind, ConfigError> {
     let given = draft.engine;
+    if let Some(given) = given.filter(|g| g.value == Engine::Fsdp)
+        && draft.rows[given.row].key == "fsdp"
+        && formats.iter().any(|f| f.name == DEEPSPEED.name)
+    {
+        return Err(draft.error(given.row, BOTH.to_owned()));
+    }
     // A model without a configuration is trained with FSDP2.
     let alone = formats.is_empty().then_some(Engine::Fsdp);
     let by_format = formats.iter().find_map(|f| f.engine).or(alone);

@@ -6,6 +6,7 @@ mod bridge;
 mod litgpt;
 mod llm_foundry;
 mod megatron;
+mod peft;
 mod swift;
 mod torchtitan;
 mod torchtune;
@@ -18,7 +19,7 @@ use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::{
-    AXOLOTL, LITGPT, LLAMA_FACTORY, LLM_FOUNDRY, MEGATRON, MEGATRON_BRIDGE, NEMO, SWIFT,
+    AXOLOTL, LITGPT, LLAMA_FACTORY, LLM_FOUNDRY, MEGATRON, MEGATRON_BRIDGE, NEMO, PEFT, SWIFT,
     SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER, TRL_SCRIPT, VEOMNI, VERL,
 };
 use crate::table::{Dtype, Effect, Fact, Format};
@@ -88,7 +89,7 @@ fn compile_loss(draft: &mut Draft, row: Option<usize>) -> Result<(), ConfigError
 }
 
 /// Frameworks with rules. A format of the same name has the same rules.
-static RULES: [(&Format, Rules); 15] = [
+static RULES: [(&Format, Rules); 16] = [
     (
         &MEGATRON,
         Rules {
@@ -207,6 +208,14 @@ static RULES: [(&Format, Rules); 15] = [
         Rules {
             model: automodel::model,
             last: automodel::ignore_experts,
+            ..NO_RULES
+        },
+    ),
+    // Frameworks with defaults of their own come before.
+    (
+        &PEFT,
+        Rules {
+            defaults: peft::targets,
             ..NO_RULES
         },
     ),

@@ -238,6 +238,11 @@ const LAUNCHERS: &[Key] = &[
     // Arguments of qlora.py, which LLaVA's script has, too.
     with("bits", bits),
     with("double_quant", double_quantization),
+    with("source_max_len", part_of_length),
+    with("target_max_len", part_of_length),
+    with("full_finetune", |node| {
+        Ok(Effect::Fact(Fact::Adapter, (!node.truth()?).into()))
+    }),
     lost("use_loftq", "initial values of adapters are not predicted"),
     lost(
         "use_unsloth",
@@ -261,6 +266,12 @@ fn bits(node: &Node) -> Result<Effect, String> {
         16 | 32 => Ok(Effect::Aside("not quantized")),
         _ => Err(node.expected("4, 8, 16 or 32")),
     }
+}
+
+/// Reads the longest question or answer of qlora.py; their sum is the length of sequences.
+fn part_of_length(node: &Node) -> Result<Effect, String> {
+    node.count()?;
+    Ok(Effect::Aside("part of the length of sequences"))
 }
 
 /// Reads whether a part of a vision-language model is trained.

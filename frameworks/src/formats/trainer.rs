@@ -298,6 +298,7 @@ const TRL: &[Key] = &[
     integer("lora_r", "lora.r"),
     number("lora_alpha", "lora.lora_alpha"),
     with("lora_target_modules", targets),
+    with("target_modules", targets),
     with("use_rslora", rank_stabilized),
     number("lora_dropout", "lora.lora_dropout"),
     with("attn_implementation", attention),

@@ -14,7 +14,7 @@ const LEVELS: [&[&str]; 7] = [
     &["**"],
 ];
 
-/// Evaluates an expression. `value` gives the integer of a variable.
+/// Evaluates an expression. `value` gives the integer of a variable, or of the contents of `${…}`.
 ///
 /// Returns `None` if the expression has a variable without value, an operator that is not known
 /// (assignments among them), or a result that does not fit in 64 bits.
@@ -134,19 +134,23 @@ impl Parser<'_> {
         result
     }
 
-    /// Reads a number or a variable: `N`, `$N`, `${N}`.
+    /// Reads a number or a variable: `N`, `$N`, `${N:-8}`, `B[1]`.
     fn operand(&mut self) -> Option<i64> {
         let rest = self.rest.trim_start();
-        let rest = rest.strip_prefix('$').unwrap_or(rest);
-        let braces = rest.starts_with('{');
-        let rest = rest.strip_prefix('{').unwrap_or(rest);
-        let is_part = |c: char| c.is_ascii_alphanumeric() || "_#?".contains(c);
-        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-        let (name, rest) = rest.split_at(end);
-        self.rest = if braces {
-            rest.strip_prefix('}')?
+        let name = if let Some(inner) = rest.strip_prefix("${") {
+            let (name, rest) = inner.split_at(closing(inner, '{', '}')?);
+            self.rest = &rest[1..];
+            name
         } else {
-            rest
+            let rest = rest.strip_prefix('$').unwrap_or(rest);
+            let is_part = |c: char| c.is_ascii_alphanumeric() || "_#?".contains(c);
+            let mut end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+            if let Some(index) = rest[end..].strip_prefix('[') {
+                end += closing(index, '[', ']')? + 2;
+            }
+            let (name, rest) = rest.split_at(end);
+            self.rest = rest;
+            name
         };
         match name.parse() {
             Ok(number) => Some(number),
@@ -154,6 +158,19 @@ impl Parser<'_> {
             Err(_) => (self.value)(name),
         }
     }
+}
+
+/// Returns where the bracket closes that was opened before a text.
+fn closing(text: &str, open: char, close: char) -> Option<usize> {
+    let mut depth = 1_usize;
+    text.char_indices().find_map(|(at, c)| {
+        if c == open {
+            depth += 1;
+        } else if c == close {
+            depth -= 1;
+        }
+        (depth == 0).then_some(at)
+    })
 }
 
 fn apply(a: i64, operator: &str, b: i64) -> Option<i64> {

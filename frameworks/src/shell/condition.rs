@@ -1,7 +1,7 @@
 //! Conditions of `if`, `while` and lists: `[ … ]`, `[[ … ]]`, `((…))`.
 
 use super::word::{Part, Word};
-use super::{Shell, arithmetic, pattern};
+use super::{Shell, arithmetic, operand, pattern};
 
 /// Maximum nesting of brackets.
 const MAX_DEPTH: usize = 64;
@@ -62,7 +62,7 @@ impl Shell {
             let text = self.joined(std::slice::from_ref(part));
             let text = match part {
                 Part::Literal { .. } => text,
-                Part::Variable { name, .. } if self.loops.contains(name) => return None,
+                Part::Variable { name, .. } if self.scope.loops.contains(name) => return None,
                 Part::Variable { name, .. } if name == "#" || name == "?" => "0".to_owned(),
                 _ => super::without_unset(&text)?,
             };
@@ -71,10 +71,10 @@ impl Shell {
         Some(all)
     }
 
-    /// Returns the pattern of a word, or `None` if its text is not known.
-    pub(super) fn pattern(&self, word: &Word) -> Option<Vec<pattern::Glob>> {
+    /// Returns the pattern of some text, or `None` if its text is not known.
+    pub(super) fn pattern(&self, parts: &[Part]) -> Option<Vec<pattern::Glob>> {
         let mut globs = Vec::new();
-        for part in &word.parts {
+        for part in parts {
             match part {
                 Part::Literal {
                     text,
@@ -91,13 +91,8 @@ impl Shell {
 
     /// Evaluates `((…))`, in which variables without value are 0.
     fn holds_arithmetic(&self, text: &str) -> Option<bool> {
-        let value = |name: &str| {
-            let variable = Part::Variable {
-                name: name.to_owned(),
-                default: None,
-                quoted: false,
-            };
-            let text = self.known_parts(&[variable])?;
+        let value = |inner: &str| {
+            let text = self.known_parts(&[operand(inner)?])?;
             let text = text.trim();
             if text.is_empty() {
                 Some(0)
@@ -233,7 +228,7 @@ impl Shell {
             [op, text] => match operator(op)?.as_str() {
                 "-z" => Some(self.known(text)?.is_empty()),
                 "-n" => Some(!self.known(text)?.is_empty()),
-                "-v" => Some(self.variables.contains_key(&self.known(text)?)),
+                "-v" => Some(self.scope.variables.contains_key(&self.known(text)?)),
                 // Tests of files.
                 _ => None,
             },
@@ -242,7 +237,7 @@ impl Shell {
                 match operator(op)?.as_str() {
                     equal @ ("=" | "==" | "!=") => {
                         let same = if in_brackets {
-                            pattern::matches(&self.pattern(b)?, &left)
+                            pattern::matches(&self.pattern(&b.parts)?, &left)
                         } else {
                             left == self.known(b)?
                         };

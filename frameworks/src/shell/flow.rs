@@ -3,8 +3,9 @@
 //! A condition that cannot be evaluated counts as false. What depends on it is recorded, so that
 //! readers can warn if it reaches the command that trains.
 
+use super::expansion::Operation;
 use super::word::{Join, Kind, Line, Part, Word};
-use super::{Shell, Text, pattern};
+use super::{MAX_DEPTH, Scope, Shell, Text, pattern};
 
 /// Maximum length of the text of a condition, in characters.
 const MAX_SHOWN: usize = 60;
@@ -32,6 +33,8 @@ enum Opened {
     Case(Option<String>),
     Loop,
     Group,
+    /// With the variables to which its end returns, unless subshells are nested too deeply.
+    Subshell(Option<Box<Scope>>),
 }
 
 /// Outcome of the last command of a list.
@@ -110,9 +113,8 @@ impl Shell {
 
     /// Closes a group. The list around it continues with the outcome of its last command,
     /// and with its own outcome if the group does not run.
-    fn close_group(&mut self) {
-        let is_group = |f: &Frame| matches!(f.kind, Opened::Group);
-        let Some(at) = self.frames.iter().rposition(is_group) else {
+    fn close_group(&mut self, is: fn(&Opened) -> bool) {
+        let Some(at) = self.frames.iter().rposition(|f| is(&f.kind)) else {
             return;
         };
         let mut closed = self.frames.drain(at..);
@@ -120,6 +122,9 @@ impl Shell {
             return;
         };
         drop(closed);
+        if let Opened::Subshell(Some(scope)) = group.kind {
+            self.scope = *scope;
+        }
         if group.list != (true, true) {
             self.list.outcome = group.before;
         }
@@ -180,7 +185,14 @@ impl Shell {
             }
             Some("for") => self.enter_for(rest, list),
             Some("done") => self.close(|kind| matches!(kind, Opened::Loop)),
-            Some("}") => self.close_group(),
+            Some("}") => self.close_group(|kind| matches!(kind, Opened::Group)),
+            Some(")") => self.close_group(|kind| matches!(kind, Opened::Subshell(_))),
+            Some("(") => {
+                let is_subshell = |f: &&Frame| matches!(f.kind, Opened::Subshell(_));
+                let depth = self.frames.iter().filter(is_subshell).count();
+                let scope = (depth < MAX_DEPTH).then(|| Box::new(self.scope.clone()));
+                self.open(Opened::Subshell(scope), list);
+            }
             Some("{") => {
                 self.open(Opened::Group, list);
                 self.words_of_line(rest, Join::Always);
@@ -200,7 +212,7 @@ impl Shell {
                 return;
             }
         }
-        if !matches!(first, Some("}" | "fi" | "done" | "esac")) {
+        if !matches!(first, Some("}" | ")" | "fi" | "done" | "esac")) {
             self.list.outcome = Outcome::None;
         }
     }
@@ -221,15 +233,15 @@ impl Shell {
         let runs = self.frames.iter().all(|f| f.runs);
         match (name, first) {
             (Some(name), Some(first)) if runs => {
-                self.loops.remove(&name);
-                self.doubtful.remove(&name);
-                self.variables.insert(name, vec![first]);
+                self.scope.loops.remove(&name);
+                self.scope.doubtful.remove(&name);
+                self.scope.variables.insert(name, vec![first]);
             }
             (name, _) => {
                 if let Some(name) = &name {
-                    self.variables.remove(name);
+                    self.scope.variables.remove(name);
                 }
-                self.loops.extend(name);
+                self.scope.loops.extend(name);
             }
         }
     }
@@ -295,7 +307,7 @@ impl Shell {
             return;
         };
         let one = |word: &Word| {
-            let globs = self.pattern(word)?;
+            let globs = self.pattern(&word.parts)?;
             if globs == [pattern::Glob::Any] {
                 return Some(true);
             }
@@ -330,7 +342,8 @@ impl Shell {
             return;
         }
         for assignment in words.iter().filter_map(|w| w.assignment.as_ref()) {
-            self.doubtful
+            self.scope
+                .doubtful
                 .entry(assignment.name.clone())
                 .or_insert_with(|| unknown.clone());
         }
@@ -346,19 +359,21 @@ impl Shell {
             .or_else(|| array.find_map(|word| self.doubt(word)))
     }
 
-    fn doubt_of(&self, parts: &[Part]) -> Option<&Text> {
-        if self.doubtful.is_empty() {
+    pub(super) fn doubt_of(&self, parts: &[Part]) -> Option<&Text> {
+        if self.scope.doubtful.is_empty() {
             return None;
         }
         parts.iter().find_map(|part| match part {
-            Part::Variable { name, default, .. } => self.doubtful.get(name).or_else(|| {
-                let default = default.as_deref()?;
-                self.doubt_of(default)
+            Part::Variable {
+                name, operation, ..
+            } => self.scope.doubtful.get(name).or_else(|| {
+                let mut parts = operation.iter().flat_map(Operation::parts);
+                parts.find_map(|part| self.doubt_of(std::slice::from_ref(part)))
             }),
             Part::Arithmetic(text) => {
                 let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
                 let mut names = text.split(|c| !is_part(c));
-                names.find_map(|name| self.doubtful.get(name))
+                names.find_map(|name| self.scope.doubtful.get(name))
             }
             Part::Literal { .. } | Part::Command => None,
         })
@@ -393,11 +408,11 @@ fn succeeds(words: &[Word]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::tests::shown;
 
     /// Returns the options of `python a.py $C`, without positions.
-    fn options(script: &str) -> Vec<String> {
+    pub(in super::super) fn options(script: &str) -> Vec<String> {
         let shown = shown(&format!("{script}\npython a.py --c $C\n"));
         let texts = shown.iter().filter_map(|s| s.split_once(' '));
         texts.map(|(_, text)| text.to_owned()).collect()

@@ -1,5 +1,6 @@
 //! Splits a shell script into lines of words.
 
+use super::braces::braces;
 use super::word::{Assignment, Join, Kind, Line, Part, Word, assigned, assignment, push};
 use crate::error::ConfigError;
 use shardlab_plan::scenario::Position;
@@ -15,7 +16,7 @@ fn command(text: &str) -> Part {
     }
 }
 
-struct Lexer<'t> {
+pub(super) struct Lexer<'t> {
     file: &'t str,
     chars: std::iter::Peekable<std::str::Chars<'t>>,
     at: Position,
@@ -96,8 +97,13 @@ pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
             Some(c @ ('(' | ')')) => {
                 let at = lexer.at;
                 lexer.next();
+                let word = lexer.literal(at, c.to_string());
                 if splitter.in_condition() || splitter.in_brackets {
-                    splitter.line.words.push(lexer.literal(at, c.to_string()));
+                    splitter.line.words.push(word);
+                } else if c == ')' {
+                    splitter.close_parenthesis(word);
+                } else {
+                    splitter.open_parenthesis(word);
                 }
             }
             Some(_) => {
@@ -119,6 +125,8 @@ struct Splitter {
     cases: Vec<bool>,
     /// Whether `[[` is open, in which operators are words.
     in_brackets: bool,
+    /// For each open parenthesis: whether it starts a subshell.
+    parentheses: Vec<bool>,
 }
 
 impl Splitter {
@@ -194,6 +202,23 @@ impl Splitter {
         }
     }
 
+    /// Opens a subshell, whose parenthesis forms its own line. Those of functions open none.
+    fn open_parenthesis(&mut self, word: Word) {
+        let subshell = self.line.words.is_empty();
+        self.parentheses.push(subshell);
+        if subshell {
+            self.line.words.push(word);
+            self.end(Join::Always);
+        }
+    }
+
+    fn close_parenthesis(&mut self, word: Word) {
+        if self.parentheses.pop() == Some(true) {
+            self.end(Join::Always);
+            self.line.words.push(word);
+        }
+    }
+
     /// Ends a branch of a `case`.
     fn end_branch(&mut self) {
         self.end(Join::Always);
@@ -205,7 +230,56 @@ impl Splitter {
     }
 }
 
-impl Lexer<'_> {
+impl<'t> Lexer<'t> {
+    /// Returns the parts of a text within another, such as the default of a variable.
+    ///
+    /// # Errors
+    /// Fails if a quote or bracket is not closed, or the text is nested too deeply.
+    pub(super) fn parts(
+        file: &'t str,
+        text: &'t str,
+        at: Position,
+        depth: usize,
+    ) -> Result<Vec<Part>, ConfigError> {
+        let chars = text.chars().peekable();
+        let mut lexer = Lexer {
+            file,
+            chars,
+            at,
+            depth: depth + 1,
+        };
+        if lexer.depth > MAX_DEPTH {
+            return Err(lexer.error(at, "nested too deeply"));
+        }
+        let (mut parts, mut text) = (Vec::new(), String::new());
+        while let Some(c) = lexer.peek() {
+            if matches!(c, '\'' | '"' | '$' | '`' | '\\') {
+                push(&mut parts, &mut text);
+            }
+            match c {
+                '\'' if lexer.rest_closes(c) => parts.push(lexer.single()?),
+                '"' => lexer.double(&mut parts)?,
+                '$' | '`' => parts.push(lexer.dollar(false)?),
+                '\\' => {
+                    lexer.next();
+                    let text = lexer.next().map(String::from).unwrap_or_default();
+                    parts.push(Part::Literal { text, quoted: true });
+                }
+                _ => {
+                    lexer.next();
+                    text.push(c);
+                }
+            }
+        }
+        push(&mut parts, &mut text);
+        Ok(parts)
+    }
+
+    /// Returns whether a quote comes again after the next character.
+    fn rest_closes(&self, quote: char) -> bool {
+        self.chars.clone().skip(1).any(|c| c == quote)
+    }
+
     fn peek(&mut self) -> Option<char> {
         self.chars.peek().copied()
     }
@@ -326,8 +400,15 @@ impl Lexer<'_> {
             return Ok(());
         }
         let target = self.word()?;
-        let command = line.words.first().and_then(Word::literal);
-        if operator.starts_with("<<") && matches!(command, Some("cat" | "tee")) {
+        let mut words = line.words.iter();
+        let command = words.find(|w| w.assignment.is_none());
+        let command = command.and_then(Word::literal);
+        if operator == "<<<" {
+            if command == Some("read") {
+                line.words.push(self.literal(start, operator));
+                line.words.push(target);
+            }
+        } else if operator.starts_with("<<") && matches!(command, Some("cat" | "tee")) {
             self.skip_document(&target);
         } else if operator.starts_with("<<") && command == Some("read") {
             self.read_document(&target, line)?;
@@ -571,7 +652,7 @@ impl Lexer<'_> {
             Some('{') => {
                 self.next();
                 let inner = self.until(at, '{', '}')?;
-                self.braces(&inner, quoted)
+                braces(self.file, &inner, self.at, self.depth, quoted)
             }
             Some('(') => {
                 self.next();
@@ -599,11 +680,7 @@ impl Lexer<'_> {
                         quoted,
                     }
                 } else {
-                    Part::Variable {
-                        name,
-                        default: None,
-                        quoted,
-                    }
+                    Part::variable(name, quoted)
                 })
             }
         }
@@ -671,46 +748,5 @@ impl Lexer<'_> {
             text.push(c);
         }
         Err(self.error(at, "this expansion does not end"))
-    }
-
-    /// Reads the contents of `${…}`: a name, `[@]`, and a default.
-    fn braces(&self, inner: &str, quoted: bool) -> Result<Part, ConfigError> {
-        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let end = inner.find(|c| !is_name(c)).unwrap_or(inner.len());
-        let (name, rest) = inner.split_at(end);
-        if name.is_empty() {
-            return Ok(Part::Command);
-        }
-        let rest = rest
-            .strip_prefix("[@]")
-            .or(rest.strip_prefix("[*]"))
-            .unwrap_or(rest);
-        let default = rest
-            .strip_prefix(":-")
-            .or(rest.strip_prefix('-'))
-            .or(rest.strip_prefix(":="));
-        let default = match default {
-            None if rest.is_empty() => None,
-            // Patterns and substrings are not supported.
-            None => return Ok(Part::Command),
-            Some(text) => {
-                let mut inner = Lexer {
-                    file: self.file,
-                    chars: text.chars().peekable(),
-                    at: self.at,
-                    depth: self.depth + 1,
-                };
-                if text.is_empty() {
-                    Some(Vec::new())
-                } else {
-                    Some(inner.word()?.parts)
-                }
-            }
-        };
-        Ok(Part::Variable {
-            name: name.to_owned(),
-            default,
-            quoted,
-        })
     }
 }

@@ -1,5 +1,6 @@
 //! The words of a shell script.
 
+use super::expansion::{Elements, Operation};
 use shardlab_plan::scenario::Position;
 
 /// Words up to a line's end, a semicolon or an operator between commands.
@@ -61,13 +62,26 @@ pub(super) enum Part {
     },
     Variable {
         name: String,
-        default: Option<Vec<Part>>,
+        elements: Elements,
+        operation: Option<Operation>,
         quoted: bool,
     },
     /// The text inside `$((…))`.
     Arithmetic(String),
     /// A command in `$(…)` or backquotes.
     Command,
+}
+
+impl Part {
+    /// Returns the part for `$NAME`.
+    pub(super) fn variable(name: String, quoted: bool) -> Self {
+        Self::Variable {
+            name,
+            elements: Elements::All,
+            operation: None,
+            quoted,
+        }
+    }
 }
 
 impl Word {
@@ -122,7 +136,14 @@ pub(super) fn assigned(text: &str) -> Option<(String, bool)> {
         Some(name) => (name, true),
         None => (name, false),
     };
-    is_name(name).then(|| (name.to_owned(), appends))
+    is_target(name).then(|| (name.to_owned(), appends))
+}
+
+/// Returns whether a text is a name, or that of an element: `B[2]`.
+fn is_target(text: &str) -> bool {
+    let element = text.strip_suffix(']').and_then(|t| t.split_once('['));
+    let (name, index) = element.unwrap_or((text, "0"));
+    is_name(name) && !index.is_empty()
 }
 
 fn is_name(name: &str) -> bool {
@@ -144,7 +165,7 @@ pub(super) fn assignment(parts: &mut Vec<Part>) -> Option<Assignment> {
         Some(name) => (name, true),
         None => (name, false),
     };
-    if !is_name(name) {
+    if !is_target(name) {
         return None;
     }
     let (name, value) = (name.to_owned(), value.to_owned());

@@ -212,6 +212,12 @@ fn models_of_transformers_are_read() {
     ] {
         has(&job, key, value);
     }
+    // LLM Foundry passes `peft_config` on.
+    let open = read(
+        &model.replace(", target_modules: [q_proj, v_proj]", ""),
+        FSDP,
+    );
+    has(&open, "lora.target_modules", "[\"q_proj\", \"v_proj\"]");
     let fewer = "model: {name: hf_causal_lm, pretrained_model_name_or_path: gpt2, config_overrides: {n_layer: 2, n_positions: 2048}}\n";
     let job = read(fewer, FSDP);
     has(&job, "model.layers", "2");

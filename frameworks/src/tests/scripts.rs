@@ -800,3 +800,115 @@ fn adapters_outside_of_blocks_have_a_true_reason() {
     let mut doubts = job.rows().iter().filter_map(|r| r.doubt.as_ref());
     assert!(doubts.any(|d| d.message.contains("lm_head")));
 }
+
+/// The defaults are those of the dataclasses in qlora.py and in Qwen's finetune.py.
+#[test]
+fn scripts_with_their_own_defaults_of_adapters_have_these() {
+    let qlora = "python qlora.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 \\\n\
+        --source_max_len 16 --target_max_len 512\n";
+    has(
+        &read(qlora),
+        &[
+            ("train.seq_len", "528"),
+            ("train.micro_batch", "1"),
+            ("train.grad_accum", "16"),
+            ("train.recompute", "\"full\""),
+            ("lora.r", "64"),
+            ("lora.target_modules", "\"all-linear\""),
+            ("precision.frozen_params", "\"nf4\""),
+        ],
+    );
+    let whole = read(&qlora.replace("512\n", "512 --full_finetune True --bits 16\n"));
+    assert_eq!(setting(&whole, "lora.r"), None);
+    let qwen = "torchrun --nproc_per_node 8 finetune.py --model_name_or_path Qwen/Qwen2.5-7B \\\n\
+        --per_device_train_batch_size 2 --model_max_length 1024 --lazy_preprocess True --use_lora\n";
+    let wanted = [("lora.r", "64"), ("lora.lora_alpha", "16.0")];
+    has(&read(qwen), &wanted);
+}
+
+#[test]
+fn the_trainer_accepts_one_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    write("z3.json", "{\"zero_optimization\": {\"stage\": 3}}");
+    let script = "torchrun train.py --model_name_or_path Qwen/Qwen3-8B --max_length 2048 \\\n\
+        --per_device_train_batch_size 1 --deepspeed z3.json";
+    let one = write("one.sh", script);
+    let both = write("both.sh", &format!("{script} --fsdp full_shard\n"));
+    assert!(crate::read(&[one], &eight()).is_ok());
+    let error = crate::read(&[both], &eight()).unwrap_err().to_string();
+    assert!(error.contains("both --fsdp and --deepspeed"), "{error}");
+}
+
+/// `set_auto_wrap_policy` of Accelerate raises an error for a class that no module has.
+#[test]
+fn a_class_of_blocks_of_another_model_is_refused() {
+    let refused = |config: &str| -> Vec<String> {
+        let text = format!(
+            "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 512\n{config}\n"
+        );
+        let job = try_text("train.yaml", &text, &eight()).unwrap_or_else(|e| panic!("{e}"));
+        let why = |r: &crate::Row| format!("{}: {}", r.key, r.why.as_deref().unwrap());
+        job.decisive().map(why).collect()
+    };
+    let of = |class: &str| {
+        format!(
+            "fsdp: full_shard auto_wrap\nfsdp_config: {{transformer_layer_cls_to_wrap: {class}}}"
+        )
+    };
+    let found = refused(&of("LlamaDecoderLayer"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    for part in ["no LlamaDecoderLayer", "`qwen3`", "Qwen3DecoderLayer"] {
+        assert!(found[0].contains(part), "{}", found[0]);
+    }
+    assert_eq!(refused(&of("[Qwen3DecoderLayer, GPT2Block]")).len(), 1);
+    // Any module of the model can be a unit.
+    for right in ["Qwen3DecoderLayer", "[Qwen3DecoderLayer]", "Qwen3MLP"] {
+        assert_eq!(refused(&of(right)), [""; 0], "{right}");
+    }
+    let by_size = "fsdp: full_shard\nfsdp_config: {auto_wrap_policy: SIZE_BASED_WRAP, transformer_layer_cls_to_wrap: LlamaDecoderLayer}";
+    assert_eq!(refused(by_size), [""; 0]);
+    let ddp = "fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer";
+    assert_eq!(refused(ddp), [""; 0]);
+    let script = read(
+        "accelerate launch --num_processes 8 --use_fsdp --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer train.py \
+         --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --max_length 512\n",
+    );
+    assert_eq!(script.decisive().count(), 1);
+}
+
+/// A model, or a file of DeepSpeed or Accelerate, says nothing about the batch or the data.
+#[test]
+fn the_batch_and_the_length_of_files_without_them_are_shown_as_assumed() {
+    let options = Options {
+        model: Some("../tests/data/frameworks/trainer/mistralai/Mistral-7B-v0.1".into()),
+        ..eight()
+    };
+    let zero = "{\"zero_optimization\": {\"stage\": 3}}";
+    let jobs = [
+        crate::read(&[], &options).unwrap(),
+        try_text(
+            "job.yaml",
+            "distributed_type: FSDP\nmixed_precision: bf16\n",
+            &options,
+        )
+        .unwrap(),
+        try_text("zero.json", zero, &options).unwrap(),
+    ];
+    for job in jobs {
+        let assumed = |key: &str| {
+            let mut rows = job.rows().iter();
+            rows.any(|r| r.key == key && r.status == Status::Assumed && r.place.is_none())
+        };
+        assert!(assumed("train.micro_batch"), "{}", job.framework);
+        assert!(assumed("train.seq_len"), "{}", job.framework);
+        has(&job, &[("train.micro_batch", "1")]);
+    }
+    let given = "{\"train_micro_batch_size_per_gpu\": 4}";
+    let job = try_text("zero.json", given, &options).unwrap();
+    has(&job, &[("train.micro_batch", "4")]);
+}

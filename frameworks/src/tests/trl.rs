@@ -163,3 +163,103 @@ fn an_unknown_teacher_is_reported_with_the_verdict() {
         assert_eq!(of(more).doubts(&[]).count(), 0, "{more}");
     }
 }
+
+const LORA: &str =
+    "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nbf16: true\n";
+
+/// `ModelConfig` of TRL: `lora_r` is 16, `lora_alpha` 32 and `lora_target_modules` None. PEFT 0.21
+/// adapts the query and the value of Qwen3 then (`peft/utils/constants.py`).
+#[test]
+fn adapters_of_trl_have_its_defaults_and_the_layers_of_peft() {
+    let job = sft("use_peft: true\n");
+    has(
+        &job,
+        &[
+            ("lora.r", "16"),
+            ("lora.lora_alpha", "32.0"),
+            ("lora.target_modules", "[\"q_proj\", \"v_proj\"]"),
+        ],
+    );
+    let given = sft("use_peft: true\nlora_r: 4\nlora_alpha: 8\nlora_target_modules: [o_proj]\n");
+    has(
+        &given,
+        &[
+            ("lora.r", "4"),
+            ("lora.lora_alpha", "8.0"),
+            ("lora.target_modules", "[\"o_proj\"]"),
+        ],
+    );
+    assert_eq!(
+        setting(&sft("use_peft: false\n"), "lora.target_modules"),
+        None
+    );
+}
+
+/// The names are those of PEFT's table. Each of them is the end of a path in the model.
+#[test]
+fn adapters_without_targets_depend_on_the_type_of_the_model() {
+    let of = |model: &str| {
+        let script = format!(
+            "torchrun --nproc_per_node 8 train.py --model_name_or_path {model} --use_lora --lora_r 8 \
+             --per_device_train_batch_size 1 --model_max_length 512 --bf16 true\n"
+        );
+        let mut job = try_text("train.sh", &script, &eight()).unwrap();
+        let (_, why) = row(&job, "target_modules");
+        let found = setting(&job, "lora.target_modules").unwrap();
+        job.scenario(&[]).unwrap_or_else(|e| panic!("{model}: {e}"));
+        (found, why)
+    };
+    for (model, names) in [
+        ("meta-llama/Llama-3.1-8B", "[\"q_proj\", \"v_proj\"]"),
+        ("Qwen/Qwen2.5-7B", "[\"q_proj\", \"v_proj\"]"),
+        ("mistralai/Mixtral-8x7B-v0.1", "[\"q_proj\", \"v_proj\"]"),
+        ("gpt2", "[\"c_attn\"]"),
+    ] {
+        assert_eq!(of(model).0, names, "{model}");
+    }
+    let (unknown, why) = of("Qwen/Qwen3-30B-A3B");
+    assert_eq!(unknown, "\"all-linear\"");
+    assert!(why.contains("`qwen3_moe`"), "{why}");
+    // Scripts with their own defaults keep them: PEFT's example and open-instruct's `finetune.py`.
+    let read = |more: &str| try_text("train.yaml", &format!("{LORA}{more}"), &eight()).unwrap();
+    let example = "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-8B --bf16 true \
+                   --per_device_train_batch_size 1 --use_peft_lora true --packing true\n";
+    has(
+        &try_text("train.sh", example, &eight()).unwrap(),
+        &[("lora.r", "64"), ("lora.target_modules", "\"all-linear\"")],
+    );
+    let instruct = read("use_lora: true\nlora_rank: 64\nuse_slow_tokenizer: true\n");
+    has(&instruct, &[("lora.target_modules", "\"all-linear\"")]);
+}
+
+/// PEFT's own file may leave `target_modules` open.
+#[test]
+fn a_configuration_of_peft_without_targets_has_its_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let adapter = write(
+        "adapter_config.json",
+        r#"{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": null}"#,
+    );
+    let job = crate::read(&[write("train.yaml", LORA), adapter], &eight()).unwrap();
+    has(&job, &[("lora.target_modules", "[\"q_proj\", \"v_proj\"]")]);
+}
+
+#[test]
+fn targets_of_scripts_are_read_under_both_names() {
+    let wanted = [("lora.target_modules", "[\"k_proj\", \"o_proj\"]")];
+    for value in ["k_proj o_proj", "k_proj,o_proj"] {
+        let script = format!(
+            "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-8B --use_peft --lora_r 8 \
+             --target_modules {value} --per_device_train_batch_size 1 --max_length 512\n"
+        );
+        has(&try_text("train.sh", &script, &eight()).unwrap(), &wanted);
+    }
+    let list = sft("use_peft: true\ntarget_modules: [k_proj, o_proj]\n");
+    has(&list, &wanted);
+    assert_eq!(row(&list, "target_modules").0, Status::Used);
+}

@@ -78,7 +78,9 @@ fn name(kernel: &Kernel, class: MemoryClass) -> Cow<'_, str> {
     if class == MemoryClass::Strided && promotes(kernel) {
         return format!("{} promoted", kernel.name).into();
     }
-    if is_softmax(class) && columns(kernel).is_some_and(|n| n * kernel.dtype.size() % 16 != 0) {
+    if is_softmax(class)
+        && columns(kernel).is_some_and(|n| !(n * kernel.dtype.size()).is_multiple_of(16))
+    {
         return format!("{} unaligned", kernel.name).into();
     }
     kernel.name.as_str().into()

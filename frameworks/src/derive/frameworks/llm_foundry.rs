@@ -3,6 +3,7 @@
 //! Sources: `calculate_batch_size_info` of `llmfoundry/utils/config_utils.py`, `MPTConfig`, and
 //! `FSDPConfig`, `get_mixed_precision` and `prepare_fsdp_module` of Composer.
 
+use super::peft;
 use crate::derive::architecture::{self, Positions};
 use crate::draft::Draft;
 use crate::error::ConfigError;
@@ -29,6 +30,7 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.fact(Fact::Mpt).is_some() {
         mpt(draft)?;
     }
+    peft::targets(draft)?;
     fsdp(draft)
 }
 

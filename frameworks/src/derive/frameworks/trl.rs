@@ -1,9 +1,9 @@
 //! Supplies TRL's defaults.
 //!
-//! Sources: `trl/trainer/{base,sft}_config.py`, `trl/trainer/sft_trainer.py` and
+//! Sources: `trl/trainer/{base,sft,model}_config.py`, `trl/trainer/sft_trainer.py` and
 //! `trl/kernels/chunked_logprob.py` of TRL 1.4 to 1.16; pull request #3912 on `max_seq_length`.
 
-use super::{all_linear, has, in_bf16};
+use super::{all_linear, has, in_bf16, peft};
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
@@ -49,7 +49,37 @@ pub(super) fn defaults(draft: &mut Draft) -> Result<(), ConfigError> {
         let row = draft.suppose("bf16", "true", "the default of current versions of TRL");
         draft.apply(row, Effect::Mixed(Dtype::Bf16))?;
     }
-    loss(draft)
+    loss(draft)?;
+    if !of_peft(draft)? && is_on(draft, "use_peft") {
+        let why = "TRL's default";
+        draft.assume("lora.r", "16", why);
+        draft.assume("lora.lora_alpha", "32.0", why);
+        draft.assume("lora.lora_dropout", "0.05", why);
+    }
+    peft::targets(draft)
+}
+
+/// Returns whether adapters are trained because of a flag.
+fn is_on(draft: &Draft, flag: &str) -> bool {
+    let trained = draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1);
+    trained && has(draft, &[flag])
+}
+
+/// Sets the adapters of PEFT's example (`examples/sft/train.py`), if a script has its flag. Returns
+/// whether it has.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn of_peft(draft: &mut Draft) -> Result<bool, ConfigError> {
+    if !is_on(draft, "use_peft_lora") {
+        return Ok(false);
+    }
+    let why = "the default of PEFT's example";
+    draft.assume("lora.r", "64", why);
+    draft.assume("lora.lora_alpha", "16.0", why);
+    draft.assume("lora.lora_dropout", "0.1", why);
+    all_linear(draft, why)?;
+    Ok(true)
 }
 
 /// Sets the loss of TRL's `SFTTrainer` unless a key or Liger's kernels decide it.
@@ -92,8 +122,62 @@ pub(super) fn defaults_of_trainer(draft: &mut Draft) -> Result<(), ConfigError> 
     if is_trl(draft) {
         return defaults(draft);
     }
+    if has(draft, &OF_QLORA) {
+        return qlora(draft);
+    }
     open_instruct(draft)?;
-    lora_of_scripts(draft)
+    of_peft(draft)?;
+    lora_of_scripts(draft)?;
+    peft::targets(draft)
+}
+
+/// Arguments of qlora.py that other scripts do not have.
+const OF_QLORA: [&str; 3] = ["source_max_len", "target_max_len", "full_finetune"];
+
+/// Sets the defaults of qlora.py (artidoro/qlora).
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn qlora(draft: &mut Draft) -> Result<(), ConfigError> {
+    let why = "the default of qlora.py";
+    let length = |key: &str, default: u64| {
+        let row = draft.rows.iter().find(|r| r.key == key);
+        row.map_or(Some(default), |r| r.value.parse().ok())
+    };
+    if let Some((source, target)) =
+        length("source_max_len", 1024).zip(length("target_max_len", 256))
+    {
+        let sum = source.saturating_add(target).to_string();
+        draft.assume("train.seq_len", sum, "source_max_len + target_max_len");
+    }
+    draft.assume("train.micro_batch", "1", why);
+    draft.assume("train.grad_accum", "16", why);
+    draft.assume("train.clip_norm", "0.3", why);
+    if !has(draft, &["gradient_checkpointing"]) {
+        draft.assume("train.recompute", quoted("full"), why);
+    }
+    draft.suppose_fact(Fact::Adapter, 1, "full_finetune", "false", why);
+    if draft.fact(Fact::Adapter).is_none_or(|a| a.value == 0) {
+        return Ok(());
+    }
+    if !has(draft, &["bits"]) {
+        draft.suppose_fact(Fact::FourBitsToo, 2, "bits", "4", why);
+    }
+    draft.assume("lora.r", "64", why);
+    draft.assume("lora.lora_alpha", "16.0", why);
+    all_linear(draft, "qlora.py adapts all linear layers")
+}
+
+/// Sets the adapters of the script that Qwen ships for fine-tuning.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+fn lora_of_qwen(draft: &mut Draft) -> Result<(), ConfigError> {
+    let why = "the default of Qwen's finetune.py";
+    draft.assume("lora.r", "64", why);
+    draft.assume("lora.lora_alpha", "16.0", why);
+    draft.assume("lora.lora_dropout", "0.05", why);
+    all_linear(draft, why)
 }
 
 /// Sets what open-instruct's `finetune.py` does without a key: it computes QLoRA in bfloat16, and
@@ -115,7 +199,7 @@ fn open_instruct(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.fact(Fact::FourBits).is_some() {
         in_bf16(draft, "open-instruct's code (bnb_4bit_compute_dtype)")?;
     }
-    Ok(())
+    all_linear(draft, "open-instruct's code (finetune.py)")
 }
 
 /// Sets what scripts with adapters that are not TRL's do without a key: those in the style of
@@ -125,6 +209,13 @@ fn open_instruct(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Fails if another key gives a different value.
 fn lora_of_scripts(draft: &mut Draft) -> Result<(), ConfigError> {
     let trained = draft.fact(Fact::Adapter).map(|a| a.value == 1);
+    if trained == Some(true)
+        && ["use_lora", "lazy_preprocess"]
+            .iter()
+            .all(|k| has(draft, &[k]))
+    {
+        return lora_of_qwen(draft);
+    }
     if trained == Some(true) && has(draft, &["lora_enable"]) {
         let of_qwen = has(draft, &["tune_mm_vision", "tune_mm_mlp", "tune_mm_llm"]);
         let (alpha, why) = if of_qwen {

@@ -86,9 +86,14 @@ const COMMON: &[Field] = &[
         &["global_head_dim"],
         "full_head_dim",
         |file| {
-            let given = integer(file, "global_head_dim");
-            let given = given.or_else(|| of_full_layer(file, "head_dim"));
-            Ok(Some(given.unwrap_or(512).into()))
+            // The class ignores `global_head_dim` if layers have fields of their own.
+            let size = match file("per_layer_config") {
+                Some(_) => of_full_layer(file, "head_dim")
+                    .or_else(|| integer(file, "head_dim"))
+                    .unwrap_or(256),
+                None => integer(file, "global_head_dim").unwrap_or(512),
+            };
+            Ok(Some(size.into()))
         },
         |model| Some(model["full_head_dim"].clone()),
     ),
