@@ -8,7 +8,7 @@ use super::shapes;
 use crate::predict::Prediction;
 use serde::{Serialize, Serializer};
 use shardlab_plan::Scenario;
-use shardlab_plan::config::{CudaGraph, PolicyKind, Strategy, Units};
+use shardlab_plan::config::{CudaGraph, Float8Recipe, Float8Saved, PolicyKind, Strategy, Units};
 use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
@@ -40,6 +40,8 @@ pub enum Kind {
     ExpertAdapters,
     /// The engine of a policy divides the model into other units.
     Units,
+    /// A key has no effect with the recipe of 8-bit matmuls.
+    Float8Recipe,
 }
 
 /// A warning.
@@ -99,7 +101,35 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
 /// Returns the warnings that follow from a scenario's settings, without a prediction.
 fn of_settings(s: &Scenario) -> Vec<Warning> {
     let all = [full_iteration(s), adapters::of_experts(s), single_unit(s)];
-    all.into_iter().flatten().collect()
+    let all = all.into_iter().flatten();
+    all.chain(float8_recipe(s)).collect()
+}
+
+/// Warns about keys that the recipe of 8-bit matmuls ignores: only `tensorwise` has codes that
+/// backward can read transposed, and only scales of whole rows or tensors leave the sum over the
+/// inner dimension to the tensor core.
+fn float8_recipe(s: &Scenario) -> Vec<Warning> {
+    let of = &s.precision.float8;
+    let recipe = of.recipe.name();
+    let warning = |key: &'static str, why: &str, default: &str| Warning {
+        kind: Kind::Float8Recipe,
+        message: format!("`{key}` has no effect with recipe {recipe}: {why}"),
+        key: Some(key),
+        place: None,
+        set: vec![format!("{key}={default}")],
+    };
+    let saves = of.saved == Float8Saved::Float8
+        && !matches!(of.recipe, Float8Recipe::None | Float8Recipe::Tensorwise);
+    let slow = !of.fast_accum && matches!(of.recipe, Float8Recipe::Blockwise | Float8Recipe::Mxfp8);
+    let saves = saves.then(|| {
+        let why = "backward casts the saved input again, along the other dimension";
+        warning("precision.float8_saved", why, "compute")
+    });
+    let slow = slow.then(|| {
+        let why = "sums of scaled blocks are always in float32";
+        warning("precision.float8_fast_accum", why, "true")
+    });
+    saves.into_iter().chain(slow).collect()
 }
 
 /// Returns the same warnings with the places where the options are set, for the scenario at `path`
@@ -365,15 +395,19 @@ mod tests {
         assert_eq!(of(&[]), []);
     }
 
+    /// Returns the kinds of the warnings about a shipped scenario's settings, and what removes the
+    /// causes.
+    fn of_shipped(name: &str, set: &[&str]) -> Vec<(Kind, Vec<String>)> {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let path = Path::new(name);
+        let all = of_scenario(&scenario::load(path, &set).unwrap(), path, &set);
+        all.into_iter().map(|w| (w.kind, w.set)).collect()
+    }
+
     /// Settings alone decide these, so commands without a prediction print them, too.
     #[test]
     fn settings_are_enough_for_some_warnings() {
-        let of = |name: &str, set: &[&str]| {
-            let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
-            let path = Path::new(name);
-            let all = of_scenario(&scenario::load(path, &set).unwrap(), path, &set);
-            all.into_iter().map(|w| (w.kind, w.set)).collect::<Vec<_>>()
-        };
+        let of = of_shipped;
         let graphs = of("small-fsdp2", &["compile.cuda_graph=full_iteration"]);
         assert_eq!(graphs[0].0, Kind::FullIterationGraph);
         let engine = ["fsdp.policy=megatron", "fsdp.strategy=optim"];
@@ -385,6 +419,27 @@ mod tests {
         ] {
             assert_eq!(of("small-fsdp2", fine), [], "{fine:?}");
         }
+    }
+
+    #[test]
+    fn keys_that_a_recipe_of_8_bit_matmuls_ignores_are_named() {
+        let of = |overrides: &[&str]| -> Vec<Vec<String>> {
+            let all = of_shipped("small-fp8", overrides);
+            all.into_iter().map(|(_, set)| set).collect()
+        };
+        let saved = "precision.float8_saved=float8";
+        let slow = "precision.float8_fast_accum=false";
+        let recipe = |name: &str| format!("precision.float8_recipe={name}");
+        let ignored = [
+            vec!["precision.float8_saved=compute".to_owned()],
+            vec!["precision.float8_fast_accum=true".to_owned()],
+        ];
+        assert_eq!(
+            of(&[&recipe("tensorwise"), saved, slow]),
+            [] as [Vec<String>; 0]
+        );
+        assert_eq!(of(&[&recipe("rowwise"), saved, slow]), ignored[..1]);
+        assert_eq!(of(&[&recipe("blockwise"), saved, slow]), ignored);
     }
 
     #[test]
