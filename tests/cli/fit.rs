@@ -222,11 +222,16 @@ fn scenarios_and_models_are_jobs_too() {
     assert!(text.contains("a length of sequences"), "{text}");
 }
 
-/// A published QLoRA job with another model.
+/// A published QLoRA job with another model, and the blocks of that model.
 #[test]
 fn frozen_weights_in_four_bits_are_predicted() {
-    let job = at("axolotl/llama3-70b-qlora-fsdp.yaml");
-    let model = at("trainer/HuggingFaceTB/SmolLM2-360M");
+    let folder = tempfile::tempdir().unwrap();
+    let published = std::fs::read_to_string(at("axolotl/llama3-70b-qlora-fsdp.yaml")).unwrap();
+    let job = folder.path().join("qlora.yaml");
+    let blocks = ("LlamaDecoderLayer", "MistralDecoderLayer");
+    std::fs::write(&job, published.replace(blocks.0, blocks.1)).unwrap();
+    let job = job.display().to_string();
+    let model = at("trainer/mistralai/Mistral-7B-v0.1");
     let with = |more: &[&str]| {
         let args = [&job, "--gpus", "8xh100", "--model", &model, "--json"];
         object(0, &[&args[..], more].concat())
