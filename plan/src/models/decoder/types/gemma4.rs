@@ -36,7 +36,10 @@ fn integer(file: Fields<'_>, name: &str) -> Option<u64> {
 fn of_full_layer(file: Fields<'_>, name: &str) -> Option<u64> {
     let each = file("per_layer_config")?;
     let at = kinds(file).iter().position(|kind| *kind == FULL)?;
-    each.get(at.to_string())?.get(name)?.as_u64()
+    // Published files write the numbers of layers with leading zeros.
+    let is_it = |layer: &str| layer.parse() == Ok(at);
+    let fields = each.as_object()?.iter().find(|(layer, _)| is_it(layer))?.1;
+    fields.get(name)?.as_u64()
 }
 
 const FIXED: &[(&str, Given)] = &[
