@@ -38,15 +38,14 @@ pub(super) fn converts_logits(b: &Builder<'_>) -> bool {
     b.code().float_loss
 }
 
-/// Returns whether dropout follows the output projection of attention. DistilBERT has none there.
+/// Returns whether dropout follows the output projection of attention.
 pub(super) fn drops_attention(b: &Builder<'_>) -> bool {
-    b.s.model.options.model_type.as_deref() != Some("distilbert")
+    b.code().dropout.after_attention
 }
 
-/// Returns whether the input of the last matmul of a feed-forward layer has dropout, as in T5.
+/// Returns whether the input of the last matmul of a feed-forward layer has dropout.
 pub(super) fn drops_inner(b: &Builder<'_>) -> bool {
-    let model_type = b.s.model.options.model_type.as_deref();
-    model_type.is_some_and(|name| ["longt5", "mt5", "t5", "umt5"].contains(&name))
+    b.code().dropout.inside_ffn
 }
 
 /// Applies `NewGELUActivation`: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.

@@ -8,6 +8,7 @@ pub(super) struct Code {
     pub(super) norm: NormCode,
     pub(super) rotary: RotaryCode,
     pub(super) attention: AttentionCode,
+    pub(super) dropout: DropoutCode,
     /// Logits are converted to float32 for the cross entropy (`ForCausalLMLoss`).
     pub(super) float_loss: bool,
 }
@@ -24,6 +25,15 @@ pub(super) struct AttentionCode {
     pub(super) eager: ScoreType,
     /// Eager attention masks scores by `masked_fill` in place of a sum.
     pub(super) fills_mask: bool,
+}
+
+/// Where layers have dropout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DropoutCode {
+    /// After the output projection of attention.
+    pub(super) after_attention: bool,
+    /// On the input of the last matmul of a feed-forward layer.
+    pub(super) inside_ffn: bool,
 }
 
 /// The type in which eager attention computes scores and their softmax.
@@ -87,6 +97,10 @@ impl Code {
             eager: ScoreType::FloatSoftmax,
             fills_mask: false,
         },
+        dropout: DropoutCode {
+            after_attention: true,
+            inside_ffn: false,
+        },
         float_loss: true,
     };
 
@@ -101,6 +115,7 @@ impl Code {
     fn of_layers(m: &Model) -> Self {
         Self {
             attention: AttentionCode::of(m),
+            dropout: DropoutCode::of(m),
             ..Self::outside_attention(m)
         }
     }
@@ -127,6 +142,24 @@ impl Code {
             "glm" | "glm4" | "glm_ocr_text" => with(InType, Activations, true, true),
             "phi3" => with(InType, Activations, false, true),
             _ => Self::LLAMA,
+        }
+    }
+}
+
+impl DropoutCode {
+    /// Returns the code of a model's type.
+    fn of(m: &Model) -> Self {
+        let usual = Code::LLAMA.dropout;
+        match m.options.model_type.as_deref().unwrap_or_default() {
+            "distilbert" => Self {
+                after_attention: false,
+                ..usual
+            },
+            "longt5" | "mt5" | "t5" | "umt5" => Self {
+                inside_ffn: true,
+                ..usual
+            },
+            _ => usual,
         }
     }
 }
