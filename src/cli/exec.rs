@@ -361,9 +361,8 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
              moe.routing"
         ));
     }
-    let warnings = args.warnings(&scenario);
     if !args.json {
-        for warning in &warnings {
+        for warning in args.warnings(&scenario) {
             progress.note(&format!("warning: {warning}"));
         }
     }
