@@ -2,8 +2,8 @@
 //! variables that the script sets.
 //!
 //! Follows assignments, arrays, expansions such as `${NAME:-default}`, arithmetic, subshells, `if`,
-//! `case`, lists with `&&` and `||`, and `source`. Values from outside the script, such as `$1` or `$(hostname)`, stay
-//! variables.
+//! `case`, lists with `&&` and `||`, and `source`. Values from outside the script, such as `$1` or
+//! `$(hostname)`, stay variables.
 
 mod arguments;
 mod arithmetic;

@@ -14,7 +14,8 @@ const LEVELS: [&[&str]; 7] = [
     &["**"],
 ];
 
-/// Evaluates an expression. `value` gives the integer of a variable, or of the contents of `${…}`.
+/// Evaluates an expression. `value` gives the integer of a variable, or of the contents of
+/// `${…}`.
 ///
 /// Returns `None` if the expression has a variable without value, an operator that is not known
 /// (assignments among them), or a result that does not fit in 64 bits.
